@@ -27,7 +27,7 @@ def main():
 
 
 def jobs(folder, model):
-    """Runs jobs from files to files. On a cluster, all machines must share `folder`."""
+    """Runs jobs that read and write files. On a cluster, all machines must share `folder`."""
     prompts = folder / "prompts.jsonl"
     names = ["Mia", "Tom", "Ann", "Ben"]
     rows = [{"id": f"{name}-{take}", "prompt": f"One day, {name}"} for name in names for take in range(8)]
@@ -47,14 +47,14 @@ def jobs(folder, model):
 
 
 def pipeline(model):
-    """Uses `Rows`, which adds columns to batches, with Ray Data. Spark and Dask can use it too."""
+    """Uses `Rows` with Ray Data to add columns to batches. Spark and Dask can use it too."""
     dataset = ray.data.from_items([{"id": row, "prompt": f"Day {row}."} for row in range(16)])
     dataset = dataset.map_batches(
         Rows,
         fn_constructor_kwargs={"model": model, "max_new_tokens": 8, "seed": 7},
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=1),
-        # Also the number of threads. Other CPUs remain for reading and writing.
+        # Also sets the number of threads. The other CPUs remain free for reading and writing.
         num_cpus=1,
     )
     for row in dataset.take(2):

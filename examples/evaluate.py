@@ -1,4 +1,4 @@
-"""Benchmarks from Python by named protocols, which fix data, scoring and normalization.
+"""Benchmarks from Python, under named protocols that fix data, scoring and normalization.
 
 usage: python examples/evaluate.py [MODEL]     folder, file or name on the Hub [default: the built-in model]
 
@@ -53,7 +53,7 @@ report = rounded.evaluate("kl", text, base=model)
 found = {metric["name"]: metric["value"] for metric in report["metrics"]}
 print(f"q4 versus {report['base']['dtype']}: KL {found['kl']:.4f} nats, the same top token {found['same_top']:.1%}")
 
-# %% Log the result of each item. Another run can resume from the log, or compare itself with it item by item.
+# %% Log the result of each item. Another run can resume from the log, or be compared with it item by item.
 items = folder / "items.jsonl"
 model.evaluate("lambada:lm-eval", passages, limit=1, items=items)
 model.evaluate("lambada:lm-eval", passages, items=items, resume=True)

@@ -15,7 +15,7 @@ text = "A red ball and a blue cup, a red"
 ids = model.encode(text)
 tokens = model.str_tokens(text)
 
-# %% Hook points have TransformerLens' names, which may contain `*`.
+# %% Hook points have TransformerLens names; patterns may contain `*`.
 print(len(model.hook_names), "hook points, such as", model.hook_names[:3])
 logits, cache = model.run_with_cache(text, names=["blocks.*.attn.hook_pattern", "blocks.*.hook_resid_post"])
 print("logits", logits.shape)

@@ -52,7 +52,7 @@ def main():
     options = vars(parser.parse_args())
     if options["init"] is None and options["config"] is None:
         options["init"] = "built-in"
-    # Workers have other working directories.
+    # Workers have different working directories.
     data, out = (str(Path(options.pop(name)).resolve()) for name in ("data", "out"))
     workers, threads, restarts = (options.pop(name) for name in ("workers", "threads", "restarts"))
 

@@ -1,4 +1,4 @@
-//! Helpers of the fuzz targets, which turn fuzzed bytes into files.
+//! Helpers that turn fuzzed bytes into files for the fuzz targets.
 //!
 //! The files are opened and verified as a checkpoint, or loaded as a tokenizer. They may be rejected, but
 //! must not cause a panic, a hang or a large allocation.
@@ -43,7 +43,7 @@ pub fn open(name: &str, bytes: &[u8], further: &[(&str, &[u8])]) {
 
 /// Returns the problems of a checkpoint in alphabetical order, or `None` if it cannot be opened.
 ///
-/// Of several errors on opening, the header's reader reports any one, so they are not compared. The order of
+/// The header's reader may report any of several errors on opening, so they are not compared. The order of
 /// overlapping tensors varies as well, so the problems are sorted.
 fn problems(files: GivenFiles) -> Option<Vec<String>> {
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ()).ok()?;

@@ -1,4 +1,4 @@
-//! Linker flags for macOS, where the module finds the interpreter's symbols when it is loaded.
+//! Linker flags for macOS, where the interpreter's symbols are resolved when the module loads.
 //!
 //! maturin sets these flags itself, but cargo alone does not.
 

@@ -50,7 +50,7 @@ import os as _os
 
 
 def _threads_from_environment() -> int | None:
-    """First number in OMP_NUM_THREADS, at most 1024, or None."""
+    """Returns the first number in OMP_NUM_THREADS, at most 1024, or None."""
     first = _os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return min(int(first), 1024) if first.isdecimal() and int(first) > 0 else None
 

@@ -1,8 +1,8 @@
-"""Bulk jobs in blocks, without a particular engine.
+"""Bulk jobs split into blocks, independent of any engine.
 
 A job plans its input, computes blocks, and assembles the output in input order.
 
-A block is a contiguous range of rows of one input file. The name of its file follows from its index. The file is written under a
+A block is a contiguous range of rows of one input file. Its index determines the name of its file. The file is written under a
 temporary name and renamed when it is complete, and its bytes do not depend on the machine. So a block may be computed twice, even
 by a machine that was considered lost, and its rows still appear once. Resuming a job means computing the missing blocks.
 """
@@ -27,12 +27,12 @@ from pyarrow import fs
 from .rows import Rows, arrow_type
 
 FORMATS = ("jsonl", "parquet", "txt")
-# Maximum number of blocks of a job. Engines need a few kilobytes for each.
+# Maximum number of blocks in a job. Engines need a few kilobytes for each.
 MAX_BLOCKS = 20_000
-# Default size of a block: about a minute of GPT-2 on two cores, with fewer rows for long texts. With even fewer rows, actors
-# would often wait for the last texts of a block.
+# Default block size: about a minute of GPT-2 on two cores, with fewer rows for long texts. With even fewer rows,
+# actors would often wait for the last texts of a block.
 ROWS_PER_BLOCK, NEW_TOKENS_PER_BLOCK, MIN_ROWS_FOR_LONG_TEXTS = 128, 6400, 32
-# Minimum number of blocks per actor, so that no actor is idle for long at the end. Blocks do not become smaller than a batch.
+# Minimum blocks per actor, so that no actor idles for long at the end. A block is never smaller than a batch.
 BLOCKS_PER_ACTOR, MIN_ROWS_PER_BLOCK = 8, 8
 # Description of the job, next to the files of its blocks.
 JOB_FILE = "job.json"
@@ -52,7 +52,7 @@ class Block:
 
     index: int
     file: str
-    # Path of the file relative to the input folder, or its name. Part of generated ids.
+    # Path of the file relative to the input folder, or its name. Generated ids contain it.
     name: str
     format: str
     # 1-based number of the first line or row.
@@ -89,14 +89,14 @@ def absolute(path: str | Path) -> str:
 
 
 def format_of(path: str | Path) -> str | None:
-    """Returns the format by the extension of a path, or None."""
+    """Returns the format indicated by the extension of a path, or None."""
     extension = posixpath.splitext(str(path).rstrip("/"))[1].lower().lstrip(".")
     extension = {"ndjson": "jsonl", "pq": "parquet"}.get(extension, extension)
     return extension if extension in FORMATS else None
 
 
 def sources_of(path: str | Path) -> list[Source]:
-    """Lists the input files: a single file, or those of a folder sorted by name."""
+    """Lists the input files: a single file, or the files of a folder, sorted by name."""
     path = absolute(path)
     system, location = resolve(path)
     info = system.get_file_info(location)
@@ -131,7 +131,7 @@ class Plan:
 
 
 def default_rows_per_block(rows: Rows) -> int:
-    """Returns the default number of rows in a block of a large job."""
+    """Returns the default number of rows per block for a large job."""
     new_tokens = rows.options.get("max_new_tokens")
     if not isinstance(new_tokens, int) or new_tokens < 1:
         return ROWS_PER_BLOCK
@@ -198,7 +198,7 @@ def _hash(content: bytes) -> str:
 
 @dataclasses.dataclass
 class Record:
-    """Row of a text file: its object, or the reason why it is invalid."""
+    """Row of a text file: its parsed object, or the reason it is invalid."""
 
     key: str
     content: dict[str, Any]
@@ -210,7 +210,7 @@ def _lines(block: Block) -> Iterator[tuple[int, bytes]]:
     with system.open_input_file(location) as file:
         file.seek(block.start)
         content = file.read(block.end - block.start)
-    # The last line break ends a line and does not start another one.
+    # The last line break ends a line and does not start a new one.
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), block.first):
         yield number, line.removesuffix(b"\r")
 
@@ -235,13 +235,13 @@ def _records(block: Block, prompt_column: str) -> list[Record]:
 
 
 class Worker:
-    """Computes blocks. Each actor of an engine has one."""
+    """Computes blocks. Each of an engine's actors has its own worker."""
 
     def __init__(self, rows: Rows, parts: str, output_format: str) -> None:
         self.rows, self.parts, self.output_format = rows, parts, output_format
 
     def __call__(self, block: Block) -> None:
-        """Writes the file of a block, unless it exists."""
+        """Writes a block's file, unless it already exists."""
         system, folder = resolve(self.parts)
         final = posixpath.join(folder, block.part_name(self.output_format))
         if system.get_file_info(final).type == fs.FileType.File:
@@ -306,7 +306,7 @@ class Worker:
 
 
 def _rows_of(file: pyarrow.parquet.ParquetFile, start: int, end: int) -> pyarrow.Table:
-    """Reads a range of rows of a Parquet file, and only their row groups."""
+    """Reads a range of rows from a Parquet file, without reading any other row groups."""
     groups, first, begin = [], None, 0
     for group in range(file.metadata.num_row_groups):
         after = begin + file.metadata.row_group(group).num_rows
@@ -325,7 +325,7 @@ def _with_ids(table: pyarrow.Table, id_column: str, generated: list[str]) -> pya
         return table
     ids = [new if found is None else found for new, found in zip(generated, table.column(at).to_pylist())]
     if not pyarrow.types.is_string(table.schema.field(at).type):
-        # Generated ids are texts, which a numeric column cannot store. Rows without an id get an error instead.
+        # Generated ids are strings, which a numeric column cannot store. Rows without an id get an error instead.
         return table
     return table.set_column(at, id_column, pyarrow.array(ids, pyarrow.string()))
 
@@ -342,7 +342,7 @@ def _dumps(content: dict[str, Any], ensure_ascii: bool = False) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Replaces non-finite numbers, which JSON lacks, by the texts `Infinity`, `-Infinity` and `NaN`."""
+    """Replaces non-finite numbers, which JSON lacks, with the strings `Infinity`, `-Infinity` and `NaN`."""
     if isinstance(value, dict):
         return {_finite(name): _finite(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -386,7 +386,7 @@ class Job:
     output: str
     output_format: str
     is_one_file: bool
-    # Folder of the job's description, and of the files of its blocks in `parts`.
+    # Folder with the job's description; its subfolder `parts` holds the block files.
     folder: str
     plan: Plan
     error_column: str
@@ -466,7 +466,7 @@ def _count_parquet(content: bytes, error_column: str) -> tuple[int, int]:
 
 
 def _schema(system: fs.FileSystem, paths: list[str]) -> pyarrow.Schema:
-    """Returns the columns of all files, each with a type that fits the values of every file."""
+    """Returns the columns of all files, each with a type that can hold every file's values."""
     schemas = []
     for path in paths:
         with system.open_input_file(path) as file:
@@ -557,7 +557,7 @@ def _read_json(system: fs.FileSystem, path: str) -> dict[str, Any] | None:
 
 
 def _description(job: Job, rows: Rows) -> dict[str, Any]:
-    """Returns the settings that must be equal when a run is resumed, as parsed from JSON."""
+    """Returns the settings that must match when a run is resumed, as parsed from JSON."""
     columns = [rows.prompt_column, rows.id_column, rows.seed_column, rows.text_column, rows.error_column]
     description = {
         "task": rows.task,

@@ -30,7 +30,7 @@ JOB = (
     "checkpoint", "address", "actors", "threads", "gpus_per_actor", "rows_per_block", "output_format", "overwrite",
 )  # fmt: skip
 MODEL = ("dtype", "kv_dtype", "device", "tokenizer", "revision", "offline")
-# Generation options whose flags have the same name: name, type, description.
+# Generation options with flags of the same name: name, type, description.
 GENERATION: list[tuple[str, type, str]] = [
     *((name, int if is_integer else float, text) for name, is_integer, text in _number_options() if name != "seed"),
     ("keep_last", int, "keep the last N tokens of a prompt longer than the context"),

@@ -1,4 +1,4 @@
-"""Data-parallel training over the processes of ``torch.distributed``.
+"""Data-parallel training across the processes of ``torch.distributed``.
 
     torch.distributed.init_process_group("gloo")
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -28,7 +28,7 @@ __all__ = ["share_state", "train"]
 
 
 def train(trainer: Trainer, on_step: Callable[[dict[str, Any]], object] | None = None) -> None:
-    """Takes all remaining steps, together with the trainers of the other processes.
+    """Runs all remaining steps, together with the trainers of the other processes.
 
     Every process must call it. All start from the state of rank 0, so only rank 0 needs access to the folder to resume from.
     ``on_step`` receives the results of :meth:`Trainer.apply`. If a process dies, the others raise :class:`Gpt2Error`, and the last
@@ -66,7 +66,7 @@ def _broadcast_from_first(tensor: torch.Tensor) -> None:
 
 
 def _run_collective(trainer: Trainer, work: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
-    """Runs a collective operation on a tensor, and raises a Gpt2Error if another process is gone."""
+    """Runs a collective operation on a tensor, and raises a Gpt2Error if another process has died."""
     try:
         work(tensor)
     except RuntimeError as error:

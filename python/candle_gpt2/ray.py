@@ -48,11 +48,11 @@ class Summary:
     # Rows with an error instead of a result.
     errors: int
     blocks: int
-    # Blocks that an interrupted run had finished.
+    # Blocks that an interrupted run had already finished.
     resumed_blocks: int
     actors: int
     threads: int
-    # Includes the start of the actors.
+    # Includes the actors' startup.
     seconds: float
 
 
@@ -95,7 +95,7 @@ class _Actor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         fields = [field.name for field in dataclasses.fields(_blocks.Block)]
         [block] = [_blocks.Block(*values) for values in zip(*(batch[name].tolist() for name in fields))]
-        # Return exceptions as values. Ray would wrap them in its own, and report those of constructors with a delay.
+        # Return exceptions as values. Ray would wrap them in its own, and report those from constructors late.
         failure = b""
         try:
             self._worker(block)
@@ -196,14 +196,14 @@ def _run(
 
 
 def _cpus_of_nodes() -> list[int]:
-    """Returns the number of logical CPUs of each live node, without nodes that have none."""
+    """Returns the number of logical CPUs of each live node that has any."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call, unused-ignore]
     cpus = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
     return [count for count in cpus if count > 0]
 
 
 def shares(actors: int | None, threads: int | None, cpus: list[int]) -> tuple[int, int]:
-    """Returns the number of actors and of their threads.
+    """Returns the number of actors, and the number of threads per actor.
 
     By default there is one actor per node, each with an equal share of the CPUs.
     """
@@ -215,7 +215,7 @@ def shares(actors: int | None, threads: int | None, cpus: list[int]) -> tuple[in
         # With explicit threads, start as many actors as fit on the nodes.
         actors = len(cpus) if threads is None else sum(count // threads for count in cpus)
     if threads is None:
-        # Largest number of threads with which all actors fit on the nodes.
+        # Largest number of threads per actor that lets all actors fit on the nodes.
         fits = [count for count in range(1, max(cpus) + 1) if sum(cpu // count for cpu in cpus) >= actors]
         threads = max(fits, default=1)
     return actors, threads

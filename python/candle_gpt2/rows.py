@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 __all__ = ["Rows", "row_seed"]
 
-# Columns that each task adds: the Arrow type, and a function that extracts the value from the model's result.
+# Columns that each task adds: an Arrow type, and a function that extracts the value from the model's result.
 RESULTS: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "generate": {"text": ("string", lambda text: text)},
     "score": {
@@ -26,10 +26,10 @@ RESULTS: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
         "perplexity": ("float64", itemgetter("perplexity")),
     },
 }
-# Prompt that every model can continue, so an error with it comes from the options.
+# Prompt that every model can continue. If it fails, the options are the cause.
 PROBE_PROMPT = "\n"
 
-# Model that this process opened last, with a key of its arguments.
+# Model that this process opened last, with a key that identifies its arguments.
 _opened: tuple[str, Any] | None = None
 _opening = threading.Lock()
 
@@ -103,7 +103,7 @@ class Rows:
         self.model_options = dict(model_options or {})
         for name in ("tokenizer", "assistant_model", "encoder_states", "adapter"):
             value = self.model_options.get(name)
-            # An array of states or a list of adapters does not change.
+            # Arrays of states and lists of adapters contain no path to make absolute.
             if value is not None and (name not in ("encoder_states", "adapter") or isinstance(value, (str, os.PathLike))):
                 self.model_options[name] = _absolute_if_local(name, value)
         self.options = options
@@ -144,7 +144,7 @@ class Rows:
     def open(self) -> Any:
         """Returns the model, and opens it if this process has not opened it yet."""
         global _opened
-        # A forked process has its parent's model, but not the compute threads. Opening a model raises an error about that.
+        # A forked process has its parent's model, but no compute threads. Reopening the model raises a clear error.
         if self._process != os.getpid():
             import candle_gpt2
 
@@ -174,11 +174,11 @@ class Rows:
     ) -> dict[str, list[Any]]:
         """Computes the added columns from lists of prompts.
 
-        `ids` or `seeds` are needed if the seeds come from them.
+        `ids` or `seeds` is required if the seeds come from it.
         """
         prepared: list[Any] = []
         if prompts:
-            # An error here does not belong to a row.
+            # An error here concerns the whole job, not a single row.
             self.open()
         seed_source = self._seed_source() if prompts else None
         for row, prompt in enumerate(prompts):
@@ -247,7 +247,7 @@ class Rows:
                 raise
             if len(rows) == 1:
                 return [error]
-        # One row fails the whole batch. Bisection finds it and keeps the other rows in batches.
+        # A single bad row fails the whole batch. Bisection finds it and keeps the other rows in batches.
         half = len(rows) // 2
         return self._try_rows(rows[:half]) + self._try_rows(rows[half:])
 
@@ -388,7 +388,7 @@ def _with_columns(
 
 
 def arrow_type(name: str) -> Any:
-    """Returns the Arrow type with a name from :meth:`Rows.result_types`."""
+    """Returns the Arrow type for a type name from :meth:`Rows.result_types`."""
     import pyarrow
 
     return pyarrow.list_(pyarrow.string()) if name == "list<string>" else pyarrow.type_for_alias(name)

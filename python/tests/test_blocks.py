@@ -1,4 +1,4 @@
-"""Bulk jobs in blocks without an engine: planning, reading, writing and interruption."""
+"""Bulk jobs split into blocks, without an engine: planning, reading, writing and interruption."""
 
 import json
 import random
@@ -202,7 +202,7 @@ def test_resumed_job_writes_the_same_bytes(tmp_path):
     (tmp_path / "kept" / "parts" / ".part-000000.jsonl.half").write_text('{"id": "row')
     assert not (tmp_path / "out.jsonl").exists()
 
-    # Without rows_per_block, the block size is that of the interrupted run.
+    # Without rows_per_block, the interrupted run determines the block size.
     again, _ = prepare(tmp_path / "in.jsonl", tmp_path / "out.jsonl", checkpoint=tmp_path / "kept")
     assert [block.index for block in again.missing()] == [0, 4, 5, 6]
     assert run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", **options) == (20, 0)

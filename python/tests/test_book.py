@@ -27,7 +27,7 @@ STORIES = ROOT / "models" / "stories"
 RUN = "import sys; exec(compile(open(sys.argv[1]).read(), sys.argv[2], 'exec'))"
 REASON = re.compile(r"<!-- not run: .+ -->")
 FENCE = re.compile(r"(`{3,})(.*)")
-# Blocks with other spellings would silently not run.
+# Blocks with other spellings would be skipped silently.
 KINDS = {"python", "python,no_run", "js", "js,no_run"}
 LOOKS_LIKE = re.compile(r"(i?py|i?python)[\d.]*\b|(js|mjs|javascript|node)\b", re.IGNORECASE)
 RAY = re.compile(r"^\s*(import|from) (ray|candle_gpt2\.ray)\b", re.MULTILINE)

@@ -261,7 +261,7 @@ def test_ctrl_c_stops_the_call_and_leaves_no_files(call, large, python, tmp_path
 
 
 class SlowHub(BaseHTTPRequestHandler):
-    """Serves a hub with one model, whose weights never end."""
+    """Serves a hub with one model. The download of its weights never ends."""
 
     has_begun = threading.Event()
     is_over = threading.Event()
@@ -310,12 +310,12 @@ def test_ctrl_c_stops_a_stalled_download(python, tmp_path):
     assert done.returncode == 0, done.stderr
     assert SlowHub.has_begun.is_set(), done.stdout
     assert float(done.stdout) < 0.5, done.stdout
-    # The partial download is kept for the next time, and no incomplete file looks complete.
+    # The partial download is kept for the next attempt, and no incomplete file looks complete.
     assert sorted(file.name for file in tmp_path.glob("**/snapshots/*/*")) == ["config.json"]
 
 
 class TokenHub(SlowHub):
-    """Serves a hub with one model, which requires the token."""
+    """Serves a hub with one model that requires the token."""
 
     seen: set[str | None] = set()
     FILES = {path.name: path.read_bytes() for path in TINY.iterdir() if path.is_file()}

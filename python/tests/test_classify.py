@@ -140,5 +140,5 @@ def test_classify_matches_the_cli(program):
         printed = program("classify", TEXTS[0], "--model", str(HEADS / name), "--json", *arguments)
         printed = json.loads(printed)
         assert printed["prompt_ids"] == found["prompt_ids"]
-        # Equal values, because the program prints the shortest distinguishing digits.
+        # The values are equal, because the program prints the shortest distinguishing digits.
         assert printed.keys() == found.keys() and rounded(printed) == rounded(found)

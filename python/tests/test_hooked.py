@@ -380,7 +380,7 @@ def test_patching_and_head_detection_match_transformer_lens(analyses):
                 model, corrupted, clean_cache, corrupted_cache, metric, *path["sender"], component=part
             )
             CLOSE(found, expected[f"direct_path.{number}.{part}"], err_msg=part)
-    # Scores of a text with these ids.
+    # Head detector scores for a text with these ids.
     ids = np.array([values["detect_head"]["ids"]])
     _, cache = model.run_with_cache(ids, remove_batch_dim=True)
     exclusions = {"none": {}, "exclude_bos": {"exclude_bos": True}, "exclude_current_token": {"exclude_current_token": True}}
@@ -432,7 +432,7 @@ def test_hooks_run_in_order_and_are_removed_on_time(plain):
     plain.add_hook(name, record("zeroth"), prepend=True)
     with plain.hooks([(name, record("inside"))]):
         plain(ids)
-        # Leaving the context removes its hooks and no others.
+        # Leaving the context removes only its own hooks.
         plain.run_with_hooks(ids, fwd_hooks=[(lambda known: known == name, record("innermost"))])
     plain(ids)
     once = [(label, name) for label in ("zeroth", "first", "permanent")]
@@ -1052,7 +1052,7 @@ SAES = ["plain", "topk", "jumprelu", "rescaled"]
 
 @pytest.fixture(params=SAES)
 def spliced(request, tmp_path):
-    """Model of width 6, with the processing that a fixture autoencoder expects, and that autoencoder."""
+    """Model of width 6, processed as a fixture autoencoder expects, and that autoencoder."""
     write_model(tmp_path, vocab_size=20, n_positions=16, n_embd=6, n_layer=2, n_head=2, n_inner=9)
     opened = candle_gpt2.Model.from_pretrained(tmp_path)
     dictionary = opened.dictionary(FIXTURES / "dictionaries" / f"saelens-{request.param}")
@@ -1171,7 +1171,7 @@ def test_autoencoder_loads_without_a_model(name, architecture):
     CLOSE(sae.encode(x), sae.dictionary.encode(x))
 
 
-# Tensors of torch.
+# Torch tensors.
 
 
 @pytest.fixture(scope="module")

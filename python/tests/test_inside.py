@@ -49,7 +49,7 @@ def test_completions_return_activations(exact):
     _, seen = exact.run_with_cache(ids, names)
     assert len(ids) == len(exact.encode(TEXT)) + 3, "the last token is never an input"
     for name in names:
-        # Single tokens use other kernels than prompts.
+        # Single tokens and prompts use different kernels.
         np.testing.assert_allclose(found[name], seen[name][0], rtol=1e-4, atol=1e-4, err_msg=name)
     lists = exact.complete(TEXT, max_tokens=1, activations={"sites": "pattern2".split(), "encoding_format": "float"})
     [entry] = lists["choices"][0]["activations"]

@@ -112,7 +112,7 @@ def compare(picture, printed):
 
 
 def pattern(shape, step):
-    """Returns distinct numbers."""
+    """Returns an array of this shape with varied values."""
     count = int(np.prod(shape))
     return (((np.arange(count) * step) % 97 - 48) / 97).astype(np.float32).reshape(shape)
 

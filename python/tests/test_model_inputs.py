@@ -189,7 +189,7 @@ def test_steering_works_as_a_forward_hook(exact):
         expected, _ = native.run_with_cache(TEXT, [], [steering])
         np.testing.assert_allclose(steered, expected, atol=1e-3)
         assert not np.allclose(steered, raw(TEXT), atol=1e-2)
-        # Only at the first tokens of a text, also if later tokens use a cache.
+        # Only at the first tokens of a text, even if later tokens use a cache.
         with raw.hooks(fwd_hooks=[steering]):
             ids = raw.generate(raw.to_tokens(TEXT), max_new_tokens=8, do_sample=False, verbose=False)[0]
         own = native.generate(TEXT, max_new_tokens=8, do_sample=False, hooks=[steering], details=True)["ids"]
@@ -272,7 +272,7 @@ def test_stacked_weights_carry_gradients():
     model.zero_grad()
     model.tokens_to_residual_directions(" red").sum().backward()
     assert (model.unembed.W_U.grad.sum(0) != 0).nonzero().item() == model.to_single_token(" red")
-    # They still cannot modify the model.
+    # Stacked weights still cannot be used to modify the model.
     stack = model.W_Q
     with torch.no_grad():
         stack *= 0

@@ -1,4 +1,4 @@
-"""Bulk jobs on a local Ray cluster of two nodes, in which a node or the driver dies.
+"""Bulk jobs on a local Ray cluster of two nodes, during which a node or the driver dies.
 
 Every row must appear once, with the bytes of a plain loop in this process. `CANDLE_GPT2_RAY_ROWS` (2000) and
 `CANDLE_GPT2_RAY_TOKENS` (32) set the amount of work. The tests kill only processes that they started.

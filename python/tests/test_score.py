@@ -9,7 +9,7 @@ import pytest
 from support import FIXTURES, read_safetensors, write_safetensors
 
 TEXT = "ROMEO:\nBut, soft! what light through yonder window breaks?"
-# The project's tolerance for logits of transformers.
+# The project's tolerance for logits compared with transformers.
 TOLERANCE = 1e-4
 
 
@@ -109,7 +109,7 @@ def test_prepend_bos_means_the_same_in_both_interfaces(exact):
         [scored] = exact.score([TEXT], prepend_bos=prepend_bos)
         assert scored["ids"] == ids
         assert scored["loss"] == pytest.approx(hooked(TEXT, return_type="loss", prepend_bos=prepend_bos), abs=1e-4)
-    # It applies only to texts.
+    # prepend_bos applies only to texts.
     assert ids[0] == exact.config["bos_token_id"] and len(ids) == 1 + len(exact.encode(TEXT))
     np.testing.assert_array_equal(exact.logits(ids, prepend_bos=True), exact.logits(TEXT, prepend_bos=True))
     assert exact.score(ids, prepend_bos=True)["ids"] == ids

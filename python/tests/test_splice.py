@@ -211,7 +211,7 @@ def test_weight_gradients_match_plain_torch(torch, name):
     for one in (output, expected):
         (one * factors).sum().backward()
     assert_gradients(torch, sae, weights)
-    # Second derivatives of the input.
+    # Second derivatives with respect to the input.
     x.requires_grad_()
     seconds = []
     for one in (sae(x), reconstruct(weights, x, **OPTIONS[name])):

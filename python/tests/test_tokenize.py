@@ -33,12 +33,12 @@ def test_files_match_the_cli(text, tmp_path, program):
 def test_numpy_reads_the_token_files(text, tmp_path):
     tokenizer = candle_gpt2.Model.from_pretrained(TINY)
     report = candle_gpt2.tokenize(text, tmp_path / "nanogpt", model=TINY, held_out=0)
-    # Like nanoGPT's train.py.
+    # Reads the tokens like nanoGPT's train.py.
     found = np.memmap(tmp_path / "nanogpt" / "train.bin", dtype=np.uint16, mode="r")
     assert found[:-1].tolist() == tokenizer.encode(text.read_text())
     assert len(found) == report["training_tokens"]
     candle_gpt2.tokenize(text, tmp_path / "llm.c", model=TINY, held_out=0, format="llm.c", dtype="u32")
-    # Like llm.c's dataloader.h for Llama 3 tokens.
+    # Reads the tokens like llm.c's dataloader.h does for Llama 3.
     header = np.fromfile(tmp_path / "llm.c" / "train_000000.bin", dtype=np.int32, count=256)
     assert header[:3].tolist() == [20240801, 7, len(found)] and not header[3:].any()
     tokens = np.fromfile(tmp_path / "llm.c" / "train_000000.bin", dtype=np.uint32, offset=1024)

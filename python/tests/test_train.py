@@ -163,7 +163,7 @@ def test_on_step_exception_saves_the_training_state(text, tmp_path):
         return on_step
 
     out = tmp_path / "ended"
-    # After a step and before its evaluation, and after an evaluation.
+    # Interrupts after a step but before its evaluation, and after an evaluation.
     for step, kind in [(2, "loss"), (4, "held_out_loss"), (7, "loss")]:
         with pytest.raises(LookupError, match=f"enough at {step}"):
             candle_gpt2.train(text, out, config=CONFIG, resume=True, on_step=raise_at(step, kind), **options)
@@ -199,7 +199,7 @@ def test_interrupted_training_resumes_to_the_same_bytes(text, tmp_path):
         printed = process.stdout.readline()
         elapsed = time.monotonic() - start
     assert printed == "interrupted\n"
-    # Time for one operation, and for writing 107 MB.
+    # Allows time for one operation, and for writing 107 MB.
     assert elapsed < 6, elapsed
     steps = max(step for step, *_ in read_log(out))
     assert steps >= 3 and (out / "training-state.safetensors").exists()

@@ -13,7 +13,7 @@ pub struct PageFile {
     pub text: String,
 }
 
-/// Returns the files of the page for a server; the first is the page itself.
+/// Returns the files of the page for a server; the first file is the page itself.
 ///
 /// The server must answer `v1/models`, `v1/completions`, `tokenize` and `look/…` next to it. The HTML has no
 /// inline script or style, and the files load nothing from elsewhere.
@@ -149,7 +149,7 @@ static MODULES: &[(&str, &str)] = texts!(
 mod tests {
     use super::*;
 
-    /// Checks that text from a model reaches the page only as text.
+    /// Checks that text from a model is never inserted into the page as HTML.
     #[test]
     fn scripts_never_create_html_from_text() {
         for PageFile { path, text, .. } in files() {

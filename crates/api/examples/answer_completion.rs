@@ -1,4 +1,4 @@
-//! Answers an OpenAI request without HTTP, complete and streamed.
+//! Answers an OpenAI request without HTTP, both in one response and as a stream.
 //!
 //! Run it with `cargo run -p candle-gpt2-api --example answer_completion`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
@@ -10,7 +10,7 @@ use candle_gpt2_api::{ApiError, ApiOptions, Endpoint, ServedModel, Session, Work
 use candle_gpt2_engine::{ModelOptions, Silent};
 use candle_gpt2_generation::SchedulerOptions;
 
-/// Returns everything that is sent to the client.
+/// Returns everything sent to the client.
 fn answer(body: &str, session: &mut Session) -> Result<Vec<String>, ApiError> {
     match session.served().read(Endpoint::Completions, body.as_bytes(), None)? {
         Work::Texts(call) if call.stream => {

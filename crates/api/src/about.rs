@@ -14,7 +14,7 @@ pub(crate) fn models(served: &ServedModel) -> String {
     json!({ "object": "list", "data": data }).to_string()
 }
 
-/// `/v1/models/{id}`, where `id` is the path segment as received.
+/// `/v1/models/{id}`; `id` is the path segment, still percent-encoded.
 ///
 /// # Errors
 /// 404 if the model does not exist.
@@ -59,7 +59,7 @@ pub(crate) fn version() -> String {
     json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
-/// llama.cpp's names of the options in `/props`, except the temperature.
+/// llama.cpp's names for the options in `/props`, except the temperature.
 const LLAMA_CPP_NAMES: [&str; 7] =
     ["top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty"];
 
@@ -88,7 +88,7 @@ pub(crate) fn props(served: &ServedModel) -> String {
     .to_string()
 }
 
-/// `/health` of a ready server; a server that is not ready answers with an error.
+/// `/health` response of a ready server; a server that is not ready returns an error.
 pub(crate) fn health() -> String {
     json!({ "status": "ok" }).to_string()
 }

@@ -1,6 +1,6 @@
-//! Analyses split into pieces.
+//! Analyses, computed piece by piece.
 //!
-//! Parts that need the model compute a few tokens at a time, so other clients' completions continue in
+//! Parts that need the model process a few tokens at a time, so other clients' completions continue in
 //! between. Parts that need no model run on any thread.
 
 use std::fmt;
@@ -29,7 +29,7 @@ use crate::{ApiError, Reply, ServedModel};
 /// Token dimension of hidden states `(1, T, C)`.
 const TOKEN_DIM: usize = 1;
 
-/// Attention, logit lens, attention head, next tokens, features, embeddings or labels.
+/// Analysis in progress: attention, lens, head, next tokens, features, embeddings or labels.
 ///
 /// Callers alternate [`Analysis::compute`], or [`Analysis::classify`] for a classifier, with
 /// [`Analysis::conclude`] until it returns the reply. [`Work::Analysis`](crate::Work) holds the analysis.
@@ -41,11 +41,11 @@ pub struct Analysis {
 
 /// Next piece of work.
 enum Piece {
-    /// Next-token candidates of a text that has not been prefilled.
+    /// Next-token candidates for a text that has not been prefilled.
     Next(Box<NextRequest>),
     /// A recording that has not started.
     Record { ids: Vec<u32>, sites: Vec<Site>, then: Then<Record> },
-    /// A recording in progress, a few tokens at a time.
+    /// A recording in progress; it advances a few tokens at a time.
     Recording(Box<Recording>, Then<Record>),
     /// Another computation with the model; its argument is the maximum number of tokens.
     Compute(Computation),
@@ -59,7 +59,7 @@ type Computation = Box<dyn FnOnce(&Gpt2LMHeadModel, usize) -> Result<Conclusion,
 type Conclusion = Box<dyn FnOnce(&ServedModel) -> Outcome + Send>;
 type Then<T> = Box<dyn FnOnce(T, &ServedModel) -> Outcome + Send>;
 
-/// Unanswered questions to a classifier, and the classifications so far.
+/// Pending questions for a classifier, and its classifications so far.
 struct Labeling {
     questions: IntoIter<Question>,
     classified: Vec<Classification>,
@@ -125,7 +125,7 @@ impl Analysis {
         }))
     }
 
-    /// Only the replacement model needs the model; tracing takes longest and runs without it.
+    /// Creates the analysis for an attribution graph; tracing, its slowest part, needs no model.
     pub(crate) fn graph(GraphRequest { ids, transcoders, graph, warnings }: GraphRequest) -> Self {
         let (of_ids, options) = (ids.clone(), graph.options());
         let of = move |model: &Gpt2LMHeadModel, _| {
@@ -196,7 +196,7 @@ impl Analysis {
         Ok(Self { piece, ..self })
     }
 
-    /// Classifies up to `texts` of the remaining texts, and at least one.
+    /// Classifies up to `texts` of the remaining texts, but at least one.
     ///
     /// # Errors
     /// If the classifier fails.
@@ -234,10 +234,10 @@ impl Analysis {
         Ok(Self { piece, ..self })
     }
 
-    /// Runs the model-free part; returns the reply after the last piece, otherwise the analysis.
+    /// Runs the model-free part; returns the reply after the last piece, and the analysis before that.
     ///
     /// # Errors
-    /// If nothing is left to answer with, or something fails internally.
+    /// If the results cannot be converted to a reply.
     pub fn conclude(self, served: &ServedModel) -> Result<ControlFlow<Reply, Self>, ApiError> {
         let outcome = match self.piece {
             Piece::Conclude(conclude) => conclude(served)?,
@@ -248,7 +248,7 @@ impl Analysis {
 
     /// Computes and concludes the next piece with all tokens at once.
     ///
-    /// Many requests to `/look/next` concern the same text, so `reading` caches its prefill.
+    /// Successive `/look/next` requests often concern the same text, so `reading` caches its prefill.
     pub(crate) fn step(
         self,
         model: &LoadedModel,
@@ -271,7 +271,7 @@ fn record(
     Piece::Record { ids, sites, then: Box::new(then) }
 }
 
-/// Piece that computes with the model and then concludes without it.
+/// Creates a piece that computes with the model, then concludes without it.
 fn compute<T: Send + 'static, E: Into<ApiError>>(
     of: impl FnOnce(&Gpt2LMHeadModel, usize) -> Result<T, E> + Send + 'static,
     then: impl FnOnce(T, &ServedModel) -> Outcome + Send + 'static,
@@ -299,7 +299,7 @@ fn next(request: NextRequest) -> Piece {
     })
 }
 
-/// Piece that embeds the next text and then the remaining ones.
+/// Creates a piece that embeds the next text, then continues with the rest.
 fn embedding(mut rows: IntoIter<Vec<u32>>, mut answer: EmbeddingsAnswer) -> Piece {
     record_hidden(rows.next().unwrap_or_default(), |hidden| {
         answer.add(&hidden.to_dtype(candle_core::DType::F32)?.flatten_all()?.to_vec1::<f32>()?);
@@ -327,7 +327,7 @@ struct LensPass {
 }
 
 impl LensPass {
-    /// Piece that computes one layer's logits for the next tokens, `(1, T, V)`.
+    /// Creates a piece that computes one layer's logits for the next tokens, `(1, T, V)`.
     fn next_piece(self) -> Piece {
         let (last_layer, first) = (self.residuals.len() - 1, self.token);
         let layer = self.layer.unwrap_or(last_layer);

@@ -4,7 +4,7 @@ use candle_gpt2_generation::Request;
 
 use crate::Answer;
 
-/// Completions requested by one body.
+/// Completions requested by a single body.
 ///
 /// [`ServedModel::read`](crate::ServedModel::read) returns it inside [`Work::Texts`](crate::Work).
 #[derive(Debug)]

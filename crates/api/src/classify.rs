@@ -1,4 +1,4 @@
-//! `/v1/classify`, and vLLM's path `/classify`: labels of texts or of each of their tokens.
+//! `/v1/classify`, and vLLM's path `/classify`: labels for texts, or for each token of a text.
 //!
 //! Source: vLLM's `ClassificationRequest` and `ClassificationResponse`
 //! (`entrypoints/pooling/classify/protocol.py`). In addition to `label` and `probs`, each entry has `labels`,
@@ -21,14 +21,14 @@ fields! {
     ClassifyFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
-        /// Texts to classify. Names of special tokens in a text are parsed as these tokens.
+        /// Texts to classify. Names of special tokens in a text are parsed as special tokens.
         @required input: Option<Prompts>,
-        /// Number of tokens to keep from the end of a longer text; -1 keeps what the context holds.
+        /// Number of tokens to keep from the end of a longer text; -1 keeps what fits into the context.
         /// Only the end of a text of more than 1 MiB is read.
         truncate_prompt_tokens: Option<Truncation>,
-        /// Whether `probs` are the scores of the labels; otherwise they are logits.
+        /// Whether `probs` are label scores; otherwise they are logits.
         use_activation | activation | softmax: bool = true,
-        /// The response's id is `classify-` and this.
+        /// Suffix of the response's id, after `classify-`.
         request_id | rid: Option<Text<MAX_ID_BYTES>>,
     }
     ignored ["user", "priority", "add_special_tokens", "cache_salt", "mm_processor_kwargs"]
@@ -38,7 +38,7 @@ fields! {
     ]
 }
 
-/// Questions to a classifier, and the answer that they fill.
+/// Questions for a classifier, and the answer that collects its classifications.
 #[derive(Debug)]
 pub(crate) struct ClassifyCall {
     /// One question for each text.
@@ -47,7 +47,7 @@ pub(crate) struct ClassifyCall {
     pub(crate) answer: ClassifyAnswer,
 }
 
-/// Answer that waits for the classifications.
+/// Answer that still lacks the classifications.
 #[derive(Debug)]
 pub(crate) struct ClassifyAnswer {
     id: String,
@@ -167,7 +167,7 @@ impl ClassifyAnswer {
         Entry { index, label, probs, num_classes: self.num_labels, classification }
     }
 
-    /// Scores of the labels in the order of their ids, or their logits if the request asks for logits.
+    /// Label scores, or logits if the request asks for them, in the order of the label ids.
     fn probs(&self, labels: &[Label]) -> Vec<f64> {
         let mut probs = vec![0.0; labels.len()];
         for Label { id, score, logit, .. } in labels {
@@ -206,6 +206,6 @@ struct Usage {
     prompt_tokens: usize,
     total_tokens: usize,
     completion_tokens: usize,
-    /// Key that vLLM's clients expect.
+    /// Always null; vLLM's clients expect the key.
     prompt_tokens_details: Option<()>,
 }

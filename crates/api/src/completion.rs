@@ -24,18 +24,19 @@ fields! {
     /// Fields of `/v1/completions` that `/v1/chat/completions` does not have.
     CompletionFields {
         /// Prompt to continue; if absent or empty, the BOS token. Names of special tokens in a text are
-        /// parsed as these tokens.
+        /// parsed as special tokens.
         prompt: Option<Prompts>,
         /// Maximum number of new tokens, which must fit into the context with the prompt. Default: 100, or
-        /// what fits. 0 generates nothing, and with `echo` scores the prompt.
+        /// fewer if 100 do not fit. 0 generates nothing; with `echo`, it scores the prompt.
         max_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
-        /// Number of candidates, of which the `n` with the highest mean log-probability are returned; at
-        /// least `n`, at most 20 or `n`, and equal to `n` in a stream.
+        /// Number of candidates; the `n` with the highest mean log-probability are returned. At least `n`,
+        /// at most 20 (or `n` if larger), and equal to `n` in a stream.
         best_of: Option<Count<0, MAX_N>>,
         /// Whether to return the prompt, with its log-probabilities, in front of the completion.
         echo: bool = false,
-        /// Returns the log-probability of each token and of this many most probable tokens. The values are
-        /// those of the model and `logit_bias`, before any other processing. `n_probs` 0 returns none.
+        /// Number of most probable tokens to return at each position, in addition to the token itself. The
+        /// log-probabilities reflect the model and `logit_bias`, but no other processing. `n_probs` 0
+        /// returns none.
         logprobs | n_probs: Option<Count<0, MAX_LOGPROBS>>,
     }
     refused ["suffix": "GPT-2 cannot insert text; send only a prompt"]
@@ -103,13 +104,13 @@ impl CompletionRequest {
         self.options.grammar.is_some()
     }
 
-    /// Names of the fields that are read or ignored.
+    /// Names of the accepted fields, including ignored ones.
     pub fn fields() -> impl Iterator<Item = &'static str> {
         supported_names(&FIELDS)
     }
 }
 
-/// Field names without the unsupported fields.
+/// Names of the supported fields.
 pub(crate) fn supported_names(fields: &'static [Field]) -> impl Iterator<Item = &'static str> {
     fields.iter().filter(|field| !matches!(field.use_, Use::Refused(_))).map(|field| field.name)
 }
@@ -149,7 +150,7 @@ pub(crate) enum Prompt {
 }
 
 impl Prompts {
-    /// Single empty prompt, which starts from the BOS token.
+    /// Creates a single empty prompt; generation starts from the BOS token.
     pub(crate) fn empty() -> Self {
         Self::single(Prompt::Text(String::new()))
     }

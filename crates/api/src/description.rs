@@ -24,7 +24,7 @@ const OF_STREAMS: &str = "Events `data: ` with objects of the same shape; the la
 const OF_FILES: &str = "A safetensors file, if the `Accept` header asks for this type: one tensor per hook point. With several prompts, \
                         the prompt's index and a dot precede each name. The metadata has `positions`, `activations_info` and any \
                         `warnings`.";
-/// Maximum width of an object or a list that is written on one line.
+/// Maximum width of an object or list on a single line.
 const WIDTH: usize = 120;
 
 /// Name and schema of a route's body.

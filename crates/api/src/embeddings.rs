@@ -31,14 +31,14 @@ fields! {
         pooling: Pooling = Pooling::Mean,
         /// Whether vectors are divided by their Euclidean norm.
         normalize: bool = true,
-        /// Number of tokens to keep from the end of a text; -1 keeps what the context holds.
+        /// Number of tokens to keep from the end of a text; -1 keeps what fits into the context.
         truncate_prompt_tokens: Option<Truncation>,
     }
     ignored ["user", "priority", "add_special_tokens"]
 }
 
 words! {
-    /// Pooling of hidden states into the vector of a text.
+    /// Pooling method that reduces a text's hidden states to one vector.
     Pooling { "mean" => Mean, "last" => Last }
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct EmbeddingsCall {
     pub(crate) answer: EmbeddingsAnswer,
 }
 
-/// Answer that receives the hidden states of one text at a time.
+/// Answer that collects the hidden states of one text at a time.
 #[derive(Debug)]
 pub(crate) struct EmbeddingsAnswer {
     model: String,

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crate::ApiError;
 
-/// Memory limit of all texts that are encoded concurrently.
+/// Memory limit for all texts that are encoded concurrently.
 const ALL_BYTES: usize = 96 << 20;
-/// Memory limit of one text. A text that needs more than [`ALL_BYTES`] is encoded alone.
+/// Memory limit for one text. A text that needs more than [`ALL_BYTES`] is encoded alone.
 const MAX_BYTES: usize = 192 << 20;
-/// Memory below which a text requires no permit, because there are few threads.
+/// Memory below which a text needs no permit; the number of threads limits the total.
 const SMALL_BYTES: usize = 8 << 20;
 /// Maximum wait for memory.
 const MAX_WAIT: Duration = Duration::from_secs(30);

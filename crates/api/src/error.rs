@@ -36,7 +36,7 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// Creates an error whose kind follows from the HTTP status.
+    /// Creates an error; its kind is derived from the HTTP status.
     pub fn new(status: u16, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -61,7 +61,7 @@ impl ApiError {
         Self { retry_after: Some(retry_after), ..Self::new(status, message).with_code(code) }
     }
 
-    /// Creates an internal error, status 500, whose cause is already logged.
+    /// Creates an internal error (status 500) for a cause that has already been logged.
     ///
     /// The client receives no details.
     pub fn internal() -> Self {
@@ -78,7 +78,7 @@ impl ApiError {
         Self { param: Some(param.into()), ..self }
     }
 
-    /// Adds a code that lets programs distinguish errors.
+    /// Adds a machine-readable error code.
     pub fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
@@ -111,7 +111,7 @@ impl ApiError {
         self.param.as_deref()
     }
 
-    /// Code that lets programs distinguish errors.
+    /// Machine-readable error code.
     pub fn code(&self) -> Option<&'static str> {
         self.code
     }

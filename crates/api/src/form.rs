@@ -19,7 +19,7 @@ const MAX_CHOICES: usize = 1024;
 /// Maximum length of a regular expression in bytes; each byte costs about ten microseconds to parse.
 const MAX_REGEX_BYTES: usize = 8 << 10;
 
-/// Names of the fields.
+/// Names of the structured output fields.
 const FORMS: [&str; 6] = [
     "response_format",
     "structured_outputs",
@@ -30,7 +30,7 @@ const FORMS: [&str; 6] = [
 ];
 
 fields! {
-    /// Structured output fields, of which a request sets at most one.
+    /// Structured output fields; a request sets at most one of them.
     FormFields {
         /// Format of the completion, as in OpenAI's API.
         response_format: Option<FormatFields>,
@@ -40,9 +40,9 @@ fields! {
         guided_json | json_schema: Option<Schema>,
         /// A regular expression that the whole completion matches.
         guided_regex: Option<Text<MAX_REGEX_BYTES>>,
-        /// A grammar in Lark's syntax, as llguidance reads it, that the completion conforms to.
+        /// A grammar in llguidance's variant of Lark that the completion conforms to.
         guided_grammar: Option<Text<MAX_GRAMMAR_BYTES>>,
-        /// The completion is one of these texts.
+        /// Choices; the completion is exactly one of these texts.
         guided_choice: Option<Choices>,
     }
 }
@@ -100,7 +100,7 @@ fn of_outputs(outputs: OutputFields, body: &Body<'_>) -> Result<Grammar, ApiErro
     }
 }
 
-/// Grammar that accepts one of several texts.
+/// Creates a grammar that accepts one of several texts.
 fn of_choices(List(texts): Choices, field: &str, body: &Body<'_>) -> Result<Grammar, ApiError> {
     let texts: Vec<String> = texts.into_iter().map(|Text(text)| text).collect();
     match Grammar::choice(&texts) {
@@ -158,17 +158,17 @@ words! {
 fields! {
     /// OpenAI's `response_format`.
     FormatFields {
-        /// The kind of text.
+        /// The kind of output.
         @required r#type: Option<FormatKind>,
-        /// With the type `json_schema`.
+        /// The schema, for type `json_schema`.
         json_schema: Option<NamedSchema>,
-        /// With the type `json_object`, as in llama.cpp: a JSON schema.
+        /// A JSON schema for type `json_object`, as in llama.cpp.
         schema: Option<Schema>,
     }
 }
 
 fields! {
-    /// Named schema. It is always enforced exactly, same as OpenAI's `strict`.
+    /// Named schema; always enforced exactly, like OpenAI's `strict`.
     NamedSchema {
         /// A JSON schema.
         @required schema: Option<Schema>,

@@ -29,7 +29,7 @@ use crate::{Answer, ApiError, Call, ServedModel};
 
 /// Bytes in one activation value.
 const F32_BYTES: usize = 4;
-/// Error message of a server without activations.
+/// Error message of a server that does not expose activations.
 const OFF: &str = "this server does not expose activations or steering; start it with --activations";
 
 fields! {
@@ -39,16 +39,16 @@ fields! {
         model: Option<Text<MAX_NAME_BYTES>>,
         /// A text, a list of texts, token ids, or lists of token ids; if absent or empty, the BOS token.
         prompt | input: Option<Prompts>,
-        /// Hook points by TransformerLens' names, such as `blocks.6.hook_resid_post` or `pattern3`; `*`
-        /// matches any characters, and a name without its layer means every block.
+        /// TransformerLens names of hook points, such as `blocks.6.hook_resid_post` or `pattern3`; `*`
+        /// matches any characters, and a name without a layer means every block.
         @required sites: List<Text<MAX_SITE_BYTES>, MAX_SITES>,
-        /// `last`, which is the default, `all`, or a list of positions counted from 0.
+        /// `last` (the default), `all`, or a list of positions counted from 0.
         positions: Option<TextOrList<NamedPositions, Index, MAX_POSITIONS>>,
         /// `base64` of little-endian f32, or `float`, a list of numbers.
         encoding_format: Encoding = Encoding::Base64,
-        /// Edits of activations, applied at every token before they are returned.
+        /// Edits to activations, applied at every token before the values are returned.
         steering: List<SteeringFields, MAX_STEERING>,
-        /// Number of tokens to keep from the end of a text; -1 keeps what the context holds.
+        /// Number of tokens to keep from the end of a text; -1 keeps what fits into the context.
         truncate_prompt_tokens: Option<Truncation>,
     }
     ignored ["user", "priority", "add_special_tokens"]
@@ -72,7 +72,7 @@ struct ActivationSelection {
     path: &'static str,
 }
 
-/// Tokens to return from a part of a sequence.
+/// Positions to return from a part of a sequence.
 #[derive(Debug)]
 enum PositionSelection {
     Last,
@@ -118,7 +118,7 @@ impl InsideOptions {
 }
 
 impl ServedModel {
-    /// Checks that this server allows access to activations, which `field` requests.
+    /// Checks that this server exposes activations; the error blames `field`.
     pub(crate) fn check_inside(&self, field: Option<&str>) -> Result<(), ApiError> {
         match (self.options.activations, field) {
             (true, _) => Ok(()),
@@ -137,7 +137,7 @@ impl Inside {
         !self.edits.is_empty()
     }
 
-    /// Block before which prefill may stop if only the prompt's activations are needed.
+    /// Block before which prefill may stop, if only the prompt's activations are needed.
     fn stop_at_layer(&self) -> Option<usize> {
         stop_after(self.shown.as_ref()?.sites.iter().copied())
     }
@@ -220,7 +220,7 @@ impl ServedModel {
 }
 
 impl ActivationSelection {
-    /// Recorded positions of a sequence, and the maximum number of tokens the model reads.
+    /// Positions to record in a sequence, and the maximum number of tokens that the model reads.
     fn positions_of(
         &self,
         prompt_tokens: usize,
@@ -263,7 +263,7 @@ impl ActivationSelection {
     }
 }
 
-/// Hook points named by a list, in its order.
+/// Hook points named in a list, in list order.
 fn sites_of(
     List(names): List<Text<MAX_SITE_BYTES>, MAX_SITES>,
     before: &str,
@@ -290,7 +290,7 @@ fn sites_of(
     Ok(sites)
 }
 
-/// Steering edits, except edits with a scale of 0.
+/// Validated steering edits, except those with a scale of 0.
 fn edits_of(steering: Vec<SteeringFields>, served: &ServedModel) -> Result<Vec<Edit>, ApiError> {
     let mut edits = Vec::new();
     for (number, fields) in steering.into_iter().enumerate() {
@@ -366,7 +366,7 @@ fn steered_site(name: &str, path: &str, served: &ServedModel) -> Result<Site, Ap
     }
 }
 
-/// Values of a vector, one for each element of the shape.
+/// Parses a vector with one value for each element of `shape`.
 fn numbers(
     vector: TextOrList<String, Real, MAX_VECTOR>,
     shape: &[usize],
@@ -402,7 +402,7 @@ fn tensor(numbers: Vec<f32>, shape: &[usize]) -> Result<Tensor, ApiError> {
 }
 
 impl Call {
-    /// Creates a call of `/v1/activations`, one sequence per prompt without new tokens.
+    /// Creates a call for `/v1/activations`: one sequence per prompt, without new tokens.
     ///
     /// # Errors
     /// If the body is invalid or the model cannot serve it.

@@ -20,11 +20,11 @@ pub(crate) const MAX_STEERING: usize = 256;
 fields! {
     /// Fields for activations and steering in both completion routes.
     InsideFields {
-        /// Activations to return with each choice, as `activations` and `activations_info`; in a stream with
-        /// the last chunk. Needs a server with --activations.
+        /// Activations to return with each choice, as `activations` and `activations_info`; a stream sends
+        /// them in the last chunk. Needs a server with --activations.
         activations: Option<ActivationFields>,
-        /// Edits of activations, applied in this order at every token of prompt and completion. Needs a
-        /// server with --activations. A steered request does not share the KV cache with others.
+        /// Edits to activations, applied in this order at every token of prompt and completion. Needs a
+        /// server with --activations. A steered request does not share the KV cache with other requests.
         steering: List<SteeringFields, MAX_STEERING>,
     }
 }
@@ -32,15 +32,15 @@ fields! {
 fields! {
     /// Activations to return.
     ActivationFields {
-        /// Hook points by TransformerLens' names, such as `blocks.6.hook_resid_post` or `pattern3`; `*`
-        /// matches any characters, and a name without its layer means every block.
+        /// TransformerLens names of hook points, such as `blocks.6.hook_resid_post` or `pattern3`; `*`
+        /// matches any characters, and a name without a layer means every block.
         @required sites: List<Text<MAX_SITE_BYTES>, MAX_SITES>,
-        /// `last`, which is the default, `all`, or a list of positions counted from the first token of `of`.
+        /// `last` (the default), `all`, or a list of positions counted from the first token of `of`.
         positions: Option<TextOrList<NamedPositions, Index, MAX_POSITIONS>>,
-        /// Tokens whose activations are returned: the prompt's, which is the default, the completion's, or
-        /// both. The model does not read the last token of a completion, so it has none.
+        /// Tokens whose activations are returned: the prompt's (the default), the completion's, or both. The
+        /// model does not read the last token of a completion, so that token has no activations.
         of: Option<SequencePart>,
-        /// `base64` of little-endian f32, which is the default, or `float`, a list of numbers.
+        /// `base64` of little-endian f32 (the default), or `float`, a list of numbers.
         encoding_format: Option<Encoding>,
     }
 }
@@ -48,13 +48,13 @@ fields! {
 fields! {
     /// Steering edit: a vector at a hook point, or an SAE feature of a dictionary loaded at startup.
     SteeringFields {
-        /// The hook point, by TransformerLens' name, such as `blocks.6.hook_resid_pre`.
+        /// TransformerLens name of the hook point, such as `blocks.6.hook_resid_pre`.
         site: Option<Text<MAX_SITE_BYTES>>,
-        /// Vector of the size that the hook point has per token: a list, or base64 of little-endian f32.
+        /// Vector with the hook point's size per token: a list, or base64 of little-endian f32.
         vector: Option<TextOrList<String, Real, MAX_VECTOR>>,
         /// The name of a dictionary, instead of `site` and `vector`.
         dictionary: Option<Text<MAX_SITE_BYTES>>,
-        /// Index of the dictionary's feature, whose decoder direction is the vector.
+        /// Index of a feature in the dictionary; the vector is its decoder direction.
         feature: Option<Index>,
         /// Strength of the edit: 1 by default; 0 leaves the model unchanged.
         scale: Option<Real>,
@@ -75,7 +75,7 @@ words! {
 }
 
 words! {
-    /// Operation that applies a vector.
+    /// Operation that applies a steering vector.
     Mode { "add" => Add, "project_out" => ProjectOut, "replace" => Replace }
 }
 

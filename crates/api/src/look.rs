@@ -26,9 +26,9 @@ use crate::{ApiError, Reply, ServedModel, Warnings};
 const MAX_ATTENTION_TOKENS: usize = 256;
 /// Maximum attention weights in one analysis, enough for 144 heads of the longest text.
 const MAX_WEIGHTS: usize = 10_000_000;
-/// Maximum tokens for the lens, which computes logits of the vocabulary for each layer and token.
+/// Maximum tokens for the lens, which computes vocabulary logits for each layer and token.
 const MAX_LENS_TOKENS: usize = 128;
-/// Maximum tokens for features, which exist for each layer and token.
+/// Maximum tokens for features, which are computed for each layer and token.
 const MAX_FEATURES_TOKENS: usize = 128;
 /// Maximum and default number of features per layer and token.
 const MAX_STRONGEST: usize = 32;
@@ -43,7 +43,7 @@ const GRAPH_FEATURES: usize = 600;
 /// Maximum and default number of next-token candidates.
 const MAX_TOP: usize = 1000;
 const TOP: usize = 20;
-/// Maximum number of layers in a list, above any model's.
+/// Maximum number of layers in a list, above any model's layer count.
 const MAX_LAYERS: usize = 1 << 12;
 /// Maximum number of tokens in a body, above any context length; the model's limit is checked later.
 const MAX_TOKENS: usize = 1 << 20;
@@ -63,7 +63,7 @@ fields! {
     LensFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// Value that a cell shows.
+        /// Value shown in each cell.
         show: Show = Show::Probability,
     }
 }
@@ -82,7 +82,7 @@ fields! {
         @required layer: Option<Number>,
         /// The head of the layer.
         @required head: Option<Number>,
-        /// Index of the query token, from 0, or from -1 at the end.
+        /// Index of the query token, from 0; negative values count from the end.
         query: Integer = Integer(-1),
         /// Index of the key token; by default the query.
         key: Option<Number>,
@@ -96,7 +96,7 @@ fields! {
         @required prompt: Option<LookText>,
         /// Layers to show; by default all.
         layers: Option<List<Number, MAX_LAYERS>>,
-        /// Number of features of a layer shown for a token, the strongest first.
+        /// Number of features shown per layer and token, strongest first.
         top: Count<1, MAX_STRONGEST> = Count(STRONGEST),
     }
 }
@@ -108,7 +108,7 @@ fields! {
         @required prompt: Option<LookText>,
         /// The layer.
         @required layer: Option<Number>,
-        /// The feature of the layer's transcoder.
+        /// Index of the feature in the layer's transcoder.
         @required feature: Option<Number>,
     }
 }
@@ -116,9 +116,9 @@ fields! {
 fields! {
     /// Fields of `/look/graph`.
     GraphFields {
-        /// The text, whose next token is explained.
+        /// The text; the graph explains its next token.
         @required prompt: Option<LookText>,
-        /// Number of features whose edges are computed, the most influential first.
+        /// Number of features whose edges are computed, most influential first.
         max_feature_nodes: Count<1, MAX_GRAPH_FEATURES> = Count(GRAPH_FEATURES),
         /// Fraction of the total influence that the kept nodes cover: from 0 to 1, by default 0.8.
         node_threshold: Option<Real>,
@@ -132,11 +132,11 @@ fields! {
     NextFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// Index of the token whose successor is predicted, from 0, or from -1 at the end.
+        /// Index of the token whose successor is predicted, from 0; negative values count from the end.
         at: Integer = Integer(-1),
         /// Number of tokens that belong to the prompt; the others count as generated. By default all.
         prompt_tokens: Option<Number>,
-        /// Number of tokens returned.
+        /// Number of candidates to return.
         top: Count<0, MAX_TOP> = Count(TOP),
     }
 }
@@ -144,7 +144,7 @@ fields! {
 /// Index of a layer, head or token; the upper bound is checked later.
 type Number = Count<0, MAX_TOKENS>;
 
-/// Text of a view.
+/// Text to analyze.
 type LookText = TextOrList<String, TokenId, MAX_TOKENS>;
 
 /// All fields of `/look/next`; its `prompt` replaces the `prompt` of completions.
@@ -162,9 +162,9 @@ pub(crate) static NEXT: LazyLock<Vec<Field>> = LazyLock::new(|| {
 pub(crate) struct AttentionRequest {
     /// Token ids of the text.
     pub(crate) ids: Vec<u32>,
-    /// All heads of the layers.
+    /// All heads of the requested layers.
     pub(crate) heads: Vec<Head>,
-    /// Unknown fields.
+    /// Warnings about unknown fields.
     pub(crate) warnings: Warnings,
 }
 
@@ -177,7 +177,7 @@ pub(crate) struct LensRequest {
     pub(crate) ids: Vec<u32>,
     /// Value shown in a cell.
     pub(crate) show: LensValue,
-    /// Unknown fields.
+    /// Warnings about unknown fields.
     pub(crate) warnings: Warnings,
 }
 
@@ -189,7 +189,7 @@ pub(crate) struct LensRequest {
 pub(crate) struct HeadRequest {
     /// Text, head and pair of tokens.
     pub(crate) head: CheckedHead,
-    /// Unknown fields.
+    /// Warnings about unknown fields.
     pub(crate) warnings: Warnings,
 }
 
@@ -204,7 +204,7 @@ pub(crate) struct FeaturesRequest {
     pub(crate) dictionaries: Vec<(usize, Dictionary)>,
     /// Number of features per layer and token.
     pub(crate) top: usize,
-    /// Unknown fields.
+    /// Warnings about unknown fields.
     pub(crate) warnings: Warnings,
 }
 
@@ -217,7 +217,7 @@ pub(crate) struct FeatureRequest {
     pub(crate) dictionary: Dictionary,
     /// Index of the feature.
     pub(crate) feature: usize,
-    /// Unknown fields.
+    /// Warnings about unknown fields.
     pub(crate) warnings: Warnings,
 }
 
@@ -233,7 +233,7 @@ pub(crate) struct GraphRequest {
     pub(crate) transcoders: Transcoders,
     /// Limits and pruning of the graph.
     pub(crate) graph: Graph,
-    /// Unknown fields.
+    /// Warnings about unknown fields.
     pub(crate) warnings: Warnings,
 }
 
@@ -251,7 +251,7 @@ pub(crate) struct NextRequest {
     top: usize,
     config: GenerationConfig,
     processors: Vec<LogitsProcessor>,
-    /// Unknown fields.
+    /// Warnings about unknown fields.
     pub(crate) warnings: Warnings,
 }
 
@@ -287,7 +287,7 @@ fn check_layers(body: &Body<'_>, served: &ServedModel) -> Result<(), ApiError> {
     }
 }
 
-/// Layers of a list, sorted and without duplicates; all layers if the list is missing.
+/// Layers in a list, sorted and without duplicates; all layers if there is no list.
 fn layers(
     body: &Body<'_>,
     given: Option<List<Number, MAX_LAYERS>>,
@@ -450,7 +450,7 @@ impl NextRequest {
 }
 
 impl ServedModel {
-    /// Reader of texts and option names for views.
+    /// Creates a reader of texts and option names for views.
     pub fn reader(&self) -> Reader {
         Reader::without_bos(&self.vocabulary)
     }
@@ -466,7 +466,7 @@ fn read<'a, T: Deserialize<'a> + Fields>(body: &Body<'a>) -> Result<T, ApiError>
     body.read()
 }
 
-/// Tokens of `prompt`, from 1 to `most`.
+/// Token ids of `prompt`: at least one, and at most `most`.
 fn text(prompt: Option<LookText>, most: usize, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     let wrong = |what: String| ApiError::invalid(format!("prompt: {what}")).with_param("prompt");
     let ids = match prompt {
@@ -503,7 +503,7 @@ fn required(body: &Body<'_>, name: &str, number: Option<Number>, below: usize) -
     count(body, name, number, below.saturating_sub(1))
 }
 
-/// Index of the token that a field selects, counted from 0, or from -1 at the end.
+/// Index of the token that a field selects; negative values count from the end.
 fn token_index(
     body: &Body<'_>,
     name: &str,

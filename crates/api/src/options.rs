@@ -1,6 +1,6 @@
 //! Fields shared by `/v1/completions` and `/v1/chat/completions`.
 //!
-//! The option table (`crates/generation/src/config/table.rs`) reads the fields that set one of its numbers.
+//! Fields that set a generation option come from the option table (`crates/generation/src/config/table.rs`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,11 +25,11 @@ use crate::{ApiError, ServedModel};
 pub(crate) const MAX_N: usize = 128;
 /// Maximum number of alternatives per token; OpenAI allows 5 for completions and 20 for chat.
 pub(crate) const MAX_LOGPROBS: usize = 20;
-/// Upper limit above any context length; the model's own limit is checked later.
+/// Maximum token count in a field, above any context length; the model's limit is checked later.
 pub(crate) const MAX_TOKENS: usize = u32::MAX as usize;
-/// Maximum number of stop strings; OpenAI allows 4, lm-evaluation-harness sends more.
+/// Maximum number of stop strings; OpenAI allows 4, but lm-evaluation-harness sends more.
 const MAX_STOPS: usize = 32;
-/// Maximum length of a stop string in bytes. The matcher stores nine bytes for each of them.
+/// Maximum length of a stop string in bytes. The matcher stores nine bytes for each byte.
 const MAX_STOP_BYTES: usize = 1024;
 /// Maximum number of tokens with a bias.
 const MAX_BIASES: usize = 1024;
@@ -38,7 +38,7 @@ const MAX_BAD_WORDS: usize = 128;
 const MAX_BAD_WORD_BYTES: usize = 256;
 /// Maximum number of stop tokens.
 const MAX_STOP_TOKENS: usize = 128;
-/// Maximum number of allowed tokens, above the size of any vocabulary of this model.
+/// Maximum number of allowed tokens, above the size of any GPT-2 vocabulary.
 const MAX_ALLOWED_TOKENS: usize = 1 << 18;
 /// Maximum length of a name or salt, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
@@ -51,15 +51,16 @@ fields! {
     SharedFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
-        /// Completions for each prompt; the server's own limit is lower.
+        /// Number of completions for each prompt; the server's own limit is lower.
         n: Count<1, MAX_N> = Count(1),
-        /// Strings before which a completion ends. The name of a special token stops at that token.
+        /// Stop strings; a completion ends right before the first one. The name of a special token stops at
+        /// that token.
         stop: Option<TextOrList<Text<MAX_STOP_BYTES>, Text<MAX_STOP_BYTES>, MAX_STOPS>>,
         /// Whether to stream the response as server-sent events that end with `data: [DONE]`.
         stream: bool = false,
-        /// Only with `stream`.
+        /// Options of a stream; only with `stream`.
         stream_options: Option<StreamOptions>,
-        /// Random seed; without one a fresh seed is used and returned as `seed`. Completion j of prompt i
+        /// Random seed; without one, a fresh seed is used and returned as `seed`. Completion j of prompt i
         /// samples from stream i × best_of + j of the seed. From -2^63 to 2^64 - 1; a negative seed means
         /// that number plus 2^64, same as in `gpt2 generate --seed`.
         seed: Option<Seed>,
@@ -73,7 +74,7 @@ fields! {
         min_tokens: Option<Count<0, MAX_TOKENS>>,
         /// Whether to continue past the model's own end-of-text token.
         ignore_eos: bool = false,
-        /// Further tokens that end a completion.
+        /// Additional tokens that end a completion.
         stop_token_ids: TokenIds<MAX_STOP_TOKENS>,
         /// Whether a completion includes the stop string that ended it.
         include_stop_str_in_output: bool = false,
@@ -82,13 +83,13 @@ fields! {
         truncate_prompt_tokens: Option<Truncation>,
         /// Whether choices include `token_ids` and `prompt_token_ids`.
         return_token_ids: bool = false,
-        /// Whether log-probabilities name tokens `token_id:N`.
+        /// Whether log-probabilities identify tokens as `token_id:N`.
         return_tokens_as_token_ids: bool = false,
         /// Whether to share the KV cache of common prefixes with other requests under the same key.
         cache_prompt: bool = true,
         /// Shares the KV cache only with requests that have the same salt.
         cache_salt: Option<Text<MAX_NAME_BYTES>>,
-        /// Visible ASCII; the response's `id` ends with it.
+        /// Request id in visible ASCII; the response's `id` ends with it.
         request_id: Option<Text<MAX_ID_BYTES>>,
     }
     ignored [
@@ -119,7 +120,7 @@ pub(crate) fn fields() -> Vec<Field> {
     [SharedFields::fields(), &table_fields(), FormFields::fields(), InsideFields::fields()].concat()
 }
 
-/// Options of the table that are request fields.
+/// Options in the table that are also request fields.
 pub(crate) fn request_options() -> impl Iterator<Item = (&'static OptionRow, RequestField)> {
     OPTIONS.iter().filter_map(|option| Some((option, option.request?)))
 }
@@ -158,10 +159,10 @@ pub(crate) struct Options {
     pub(crate) inside: InsideOptions,
 }
 
-/// Truncation of a long prompt, which keeps its end.
+/// Truncation of a long prompt; its end is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Truncation {
-    /// Leaves enough capacity for the new tokens.
+    /// Leaves enough room for the new tokens.
     ToContext,
     /// Keeps at most this many tokens.
     ToTokens(usize),
@@ -186,7 +187,7 @@ impl Described for Truncation {
 #[derive(Debug, Clone)]
 pub(crate) struct Biases(Vec<(Vec<u32>, f64)>);
 
-/// Number added to a logit.
+/// Value added to a logit.
 struct Bias(f64);
 
 impl<'de> Deserialize<'de> for Bias {
@@ -283,16 +284,16 @@ impl Options {
 
     /// Sampling configuration of the request.
     ///
-    /// Settings of the request come first, then the checkpoint's `generation_config.json` if the operator
-    /// enables it, then the defaults of every front end.
+    /// The request's settings take precedence, then the checkpoint's `generation_config.json` if the operator
+    /// enables it, then the defaults shared by all front ends.
     pub(crate) fn sampling(&self, served: &ServedModel) -> GenerationConfig {
         sampling(self.settings.clone(), served)
     }
 
-    /// Number of new tokens that prompts must leave capacity for.
+    /// Number of new tokens that prompts must leave room for.
     ///
-    /// A missing `max_tokens` adapts to the prompts: it requires capacity for one token. For truncated
-    /// prompts, it requires capacity for up to half of the context.
+    /// A missing `max_tokens` adapts to the prompts: it requires room for one token. For truncated prompts, it
+    /// requires room for up to half of the context.
     pub(crate) fn reserved_tokens(&self, usual: usize, served: &ServedModel) -> usize {
         let half = served.config().n_positions / 2;
         let is_truncated = self.fields.truncate_prompt_tokens.is_some();
@@ -300,7 +301,7 @@ impl Options {
     }
 }
 
-/// Checks the request id that a client supplies.
+/// Checks a client-supplied request id.
 pub(crate) fn check_request_id(id: Option<&Text<MAX_ID_BYTES>>, body: &Body<'_>) -> Result<(), ApiError> {
     let is_visible = id.is_none_or(|Text(id)| id.bytes().all(|byte| byte.is_ascii_graphic()));
     if is_visible { Ok(()) } else { Err(body.wrong("request_id", "visible ASCII characters")) }
@@ -323,7 +324,7 @@ pub(crate) fn sampling(settings: GenerationOptions, served: &ServedModel) -> Gen
     config
 }
 
-/// Generation defaults of every front end.
+/// Generation defaults shared by all front ends.
 ///
 /// Requests have no search fields, so search settings in the checkpoint's files are dropped. Options that
 /// every request sets itself are dropped too.
@@ -332,7 +333,7 @@ fn defaults(served: &ServedModel) -> GenerationConfig {
     if !served.options.use_generation_config {
         return own;
     }
-    /// Options in these groups that each request sets on its own.
+    /// Sampling options that each request sets itself.
     const OF_REQUEST: [&str; 2] = ["seed", "num_return_sequences"];
     let is_taken = |name: &str| {
         let option = OPTIONS.iter().find(|option| option.name == name);

@@ -14,7 +14,7 @@ pub(crate) struct Pieces {
     bytes: Vec<u8>,
     /// End offset of each token's bytes, where the next token's bytes begin.
     ends: Vec<usize>,
-    /// Whether generated text omits the token, which is true of special tokens.
+    /// Whether generated text omits the token; true for special tokens.
     is_hidden: Vec<bool>,
     longest: usize,
 }
@@ -142,7 +142,7 @@ impl CharCounter {
         }
     }
 
-    /// Counter for the text that follows; it inherits the incomplete character.
+    /// Creates a counter for the text that follows; it inherits the incomplete character.
     pub(crate) fn continued(&self) -> Self {
         Self { chars: 0, begun: self.begun.clone() }
     }

@@ -23,7 +23,7 @@ use crate::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel,
 /// ```
 pub const GRAMMARS_BUSY: &str = "grammars_busy";
 
-/// Parsed and validated request of both routes.
+/// Parsed and validated request, shared by both completion routes.
 struct Plan {
     shape: Shape,
     prompts: Vec<PromptTokens>,
@@ -36,7 +36,7 @@ struct Plan {
 }
 
 impl Call {
-    /// Creates a call of `/v1/completions`.
+    /// Creates a call for `/v1/completions`.
     ///
     /// Calls with the same `reuse` value may share the KV cache of a common prefix.
     ///
@@ -77,7 +77,7 @@ impl Call {
             .into_call(served, reuse)
     }
 
-    /// Creates a call of `/v1/chat/completions`.
+    /// Creates a call for `/v1/chat/completions`.
     ///
     /// # Errors
     /// If the model cannot serve the request, for example because it has no chat template.
@@ -124,7 +124,7 @@ fn check_limits(
     Ok(())
 }
 
-/// Rejects excessive numbers of reported log-probabilities of prompts.
+/// Rejects requests for too many log-probabilities of echoed prompts.
 fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result<(), ApiError> {
     /// Maximum number of log-probabilities, each with its token's text: about 20 MB.
     const MAX_ECHOED_LOGPROBS: usize = 1 << 19;
@@ -318,7 +318,7 @@ fn refused(error: EngineError) -> ApiError {
 }
 
 impl From<&GenerationError> for ApiError {
-    /// Reports errors of the request and hides internal ones.
+    /// Reports errors in the request and hides internal errors.
     fn from(error: &GenerationError) -> Self {
         let of_request = matches!(error, GenerationError::Constraint { .. });
         match error {

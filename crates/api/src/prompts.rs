@@ -8,12 +8,12 @@ use crate::encoding_memory::{EncodingMemory, Permit};
 use crate::options::Truncation;
 use crate::{ApiError, ServedModel};
 
-/// Maximum length of an encoded text, in bytes, if the text may be truncated.
+/// Maximum number of bytes to encode of a text that may be truncated.
 ///
-/// If a longer text is truncated, only [its end](end_of) is encoded.
+/// Only [the end](end_of) of a longer text is encoded.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
 
-/// Prompt as the model reads it.
+/// Tokenized prompt.
 pub(crate) struct PromptTokens {
     pub(crate) ids: Vec<u32>,
     /// Index of the first echoed token; skips the start token that replaces an empty prompt.
@@ -32,7 +32,7 @@ pub(crate) fn lost_note<'t>(
     Some(format!("{path}: {note}"))
 }
 
-/// Tokens of all prompts, checked to leave room for the new tokens.
+/// Tokenizes all prompts and checks that they leave room for the new tokens.
 pub(crate) fn tokens_of(
     prompts: Prompts,
     truncation: Option<Truncation>,

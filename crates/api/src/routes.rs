@@ -55,17 +55,17 @@ pub enum Endpoint {
     LookLens,
     /// Computation steps of one attention head.
     LookHead,
-    /// Next-token candidates of a text.
+    /// Next-token candidates for a text.
     LookNext,
     /// Strongest features of each token of a text.
     LookFeatures,
-    /// One feature in a text.
+    /// Activations of one feature in a text.
     LookFeature,
-    /// Attribution graph of the next token of a text.
+    /// Attribution graph for the next token of a text.
     LookGraph,
 }
 
-/// Path with a method.
+/// Method and path, with their handler.
 ///
 /// [`find_route`] returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,7 +133,7 @@ const FOREIGN_PATHS: [(&str, &str); 10] = [
     ("/api/tags", "/v1/models"),
 ];
 
-/// Finds the route of a request, and the part of the path that matches `{id}`, not decoded.
+/// Finds the route of a request, and the undecoded part of the path that matches `{id}`.
 ///
 /// # Errors
 /// 404 for an unknown path, 405 for the wrong method.

@@ -87,7 +87,7 @@ pub enum ChatTemplateChoice {
     Jinja(String),
 }
 
-/// Operator's settings.
+/// Settings chosen by the server operator.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, ServedModel, model};
@@ -103,7 +103,7 @@ pub enum ChatTemplateChoice {
 pub struct ApiOptions {
     /// Name that the model is served under.
     pub name: String,
-    /// Further names of the model.
+    /// Additional names of the model.
     pub aliases: Vec<String>,
     /// Start time of the server, in seconds since 1970.
     pub created: u64,
@@ -137,9 +137,9 @@ pub struct ApiOptions {
     ///
     /// The default is the system clock. A browser's time comes from JavaScript.
     pub now: fn() -> u64,
-    /// Program that runs chat templates and grammars in child processes with limits.
+    /// Program that runs chat templates and grammars in child processes with resource limits.
     ///
-    /// Without it, they run on threads of this process, where a hostile template can end the process.
+    /// Without it, they run on threads of this process, where a hostile template can crash the process.
     pub worker: Option<WorkerProgram>,
 }
 
@@ -174,10 +174,10 @@ fn system_time() -> u64 {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// Unusable checkpoint files.
+    /// The checkpoint's files are unusable.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Unusable chat template that the options name.
+    /// The chat template named in the options is unusable.
     #[error("the chat template: {what}")]
     ChatTemplate {
         /// Description of the problem.
@@ -204,11 +204,11 @@ pub struct ServedModel {
     pub(crate) defaults: Defaults,
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) encoding_memory: EncodingMemory,
-    /// Stored as a `Result` because a broken checkpoint template matters only to chat requests.
+    /// Chat template; a `Result`, because a broken checkpoint template matters only to chat requests.
     pub(crate) template: Result<Option<ChatTemplate>, String>,
-    /// `None` without a tokenizer, or if grammars are not served.
+    /// Grammar compiler; `None` without a tokenizer, or if grammars are not served.
     pub(crate) compiler: Option<Box<dyn Compiles>>,
-    /// `None` if chat is not served.
+    /// Reader of chat requests; `None` if chat is not served.
     pub(crate) read_chat: Option<ReadChat>,
     pub(crate) parameters: usize,
     /// Source of unpredictable numbers.
@@ -218,7 +218,7 @@ pub struct ServedModel {
 impl ServedModel {
     /// Creates a served model without chat and structured output.
     ///
-    /// A program that serves only completions does not link the code of either.
+    /// A program that serves only completions then does not link the code for these features.
     ///
     /// # Errors
     /// If the checkpoint's `generation_config.json` is unusable.
@@ -238,7 +238,7 @@ impl ServedModel {
         })
     }
 
-    /// Creates a served model of a classifier.
+    /// Creates a served model for a classifier.
     pub fn of_classifier(model: &Classifier, options: ApiOptions) -> Self {
         let vocabulary = prepared(model.vocabulary());
         Self {
@@ -258,7 +258,7 @@ impl ServedModel {
     /// Checks that this kind of model serves the endpoint; [`ServedModel::read`] checks it too.
     ///
     /// # Errors
-    /// If the endpoint needs a language model and this is a classifier, or the reverse.
+    /// If the endpoint needs a language model and this is a classifier, or vice versa.
     pub fn check_endpoint(&self, endpoint: Endpoint) -> Result<(), ApiError> {
         let head = self.config().head;
         let (class, has_labels) = (head.class_name(), head.has_labels());

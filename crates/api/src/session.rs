@@ -12,7 +12,7 @@ use candle_gpt2_look::PrefixCache;
 
 use crate::{Answer, ApiError, Call, Reply, ServedModel, Work};
 
-/// Served model and its unfinished completions, or a classifier, whose work is always an analysis.
+/// Served language model with its unfinished completions, or a served classifier.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -43,7 +43,7 @@ enum Model {
 struct TextModel {
     model: LoadedModel,
     texts: CompletionDriver<PendingCall>,
-    /// Text and cache of the last `/look/next`, which the next request may continue.
+    /// Text and cache of the last `/look/next` request, which the next one may reuse.
     reading: PrefixCache,
 }
 
@@ -58,7 +58,7 @@ struct PendingCall {
 }
 
 impl Session {
-    /// Creates a session without calls in progress. `scheduler` must belong to `model`.
+    /// Creates a session with no calls in progress. `scheduler` must belong to `model`.
     pub fn new(model: LoadedModel, served: Arc<ServedModel>, scheduler: Scheduler) -> Self {
         let text_model =
             TextModel { model, texts: CompletionDriver::new(scheduler), reading: PrefixCache::default() };
@@ -123,7 +123,7 @@ impl Session {
         }
     }
 
-    /// Starts completions whose chunks [`Session::step`] returns.
+    /// Starts completions; [`Session::step`] returns their chunks.
     ///
     /// # Errors
     /// If the model is a classifier.

@@ -20,13 +20,13 @@ fields! {
     TokenizeFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
-        /// Text to tokenize. Names of special tokens in it are parsed as these tokens.
+        /// Text to tokenize. Names of special tokens in it are parsed as special tokens.
         content | prompt: Option<String>,
         /// Whether to add the tokens that the tokenizer puts around a text; GPT-2's adds none.
         add_special | add_special_tokens: bool = true,
-        /// Only true is supported.
+        /// Whether to parse special tokens; only true is supported.
         parse_special: bool = true,
-        /// Whether each token is an object of its `id` and its `piece`.
+        /// Whether to return each token as an object with `id` and `piece`.
         with_pieces: bool = false,
         /// Whether to return the text of each token as `token_strs`.
         return_token_strs: bool = false,
@@ -44,7 +44,7 @@ fields! {
     }
 }
 
-/// `/tokenize`: encodes a text; names of special tokens become these tokens, as in a prompt.
+/// `/tokenize`: encodes a text; names of special tokens are parsed as such, as in a prompt.
 pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let body = Body::parse(body, TokenizeFields::fields())?;
     let mut warnings = served.checked_warnings(&body)?;
@@ -74,7 +74,7 @@ pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiEr
     Ok(Reply::new(json, warnings))
 }
 
-/// Response of [`tokenize`], whose lists are serialized lazily.
+/// Response of [`tokenize`]; its lists are serialized lazily.
 #[derive(Serialize)]
 struct Tokens<L: Serialize, S: Serialize> {
     count: usize,
@@ -83,7 +83,7 @@ struct Tokens<L: Serialize, S: Serialize> {
     token_strs: Option<S>,
 }
 
-/// Token id, or llama.cpp's object of id and piece.
+/// Token id, or llama.cpp's object with id and piece.
 struct Token {
     id: u32,
     piece: Option<String>,

@@ -23,7 +23,7 @@ pub enum Work {
     Reply(Reply),
     /// Completions of prompts.
     Texts(Call),
-    /// View into the model, embeddings or classification.
+    /// Analysis of the model's internals, embeddings, or classification.
     Analysis(Analysis),
 }
 
@@ -125,7 +125,7 @@ impl Endpoint {
     }
 }
 
-/// [`ReadChat`](crate::served::ReadChat) implementation, which links in the chat code.
+/// Implements [`ReadChat`](crate::served::ReadChat); using it links in the chat code.
 pub(crate) fn read_chat(body: &[u8], served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
     Call::of_chat(ChatRequest::parse(body)?, served, reuse)
 }

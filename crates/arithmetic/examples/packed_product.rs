@@ -1,4 +1,4 @@
-//! Compares the size and the relative error of packed weights in every type.
+//! Compares the size and the relative error of packed weights for every number type.
 #![expect(
     clippy::print_stdout,
     clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! Rounding of numbers to 8-bit integers with a shared scale.
+//! Rounding of values to 8-bit integers with a shared scale.
 //!
 //! Products with integer weights round activations this way, and attention over 8-bit keys rounds queries.
 
@@ -7,12 +7,12 @@ use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, GROUP, LANES, Simd, pack_q
 
 /// Largest magnitude of an 8-bit integer.
 pub(crate) const LARGEST_BYTE: f32 = 127.0;
-/// Magnitude below which all numbers of a group count as zero.
+/// Magnitude below which all values of a group count as zero.
 ///
 /// The reciprocal of their scale would be infinite.
 const SMALLEST: f32 = 1e-36;
 
-/// Rounds up to 32 activations to the nearest group `a p`.
+/// Rounds at most 32 activations to the nearest group `a p`.
 #[inline(always)]
 pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
     let mut padded = [0.0; GROUP];
@@ -44,7 +44,7 @@ pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
     group
 }
 
-/// Multiplies a group's integer products by the scales of outputs and rows, and adds them to `sums`.
+/// Scales a group's integer products by output and by row, and adds them to `sums`.
 #[inline(always)]
 pub(crate) fn add_scaled<S: Simd, const ROWS: usize, const PANELS: usize>(
     simd: S,
@@ -56,10 +56,10 @@ pub(crate) fn add_scaled<S: Simd, const ROWS: usize, const PANELS: usize>(
     for row in 0..ROWS {
         let scale = simd.splat(rows[row].scale);
         for panel in 0..PANELS {
-            // The product of both scales alone could be infinite where the sum of the products is zero.
+            // Multiplying the two scales first could give infinity where the sum of the products is zero.
             let product = simd.mul(simd.to_floats(products[row][panel]), scales[panel]);
-            // Rounding each step gives processors without fused multiply-add
-            // the same bits. The rest is integers.
+            // Each step is rounded, so processors without fused multiply-add get
+            // the same bits. Everything else is in integers.
             sums[row][panel] = simd.add(sums[row][panel], simd.mul(product, scale));
         }
     }

@@ -6,7 +6,7 @@ use crate::large_pages::ZeroBits;
 use crate::simd::PanelLine;
 use crate::simd::{LANES, Simd};
 
-/// Storage element: f32, or the bits of an f16 as `u16`.
+/// Storage element: `f32`, or `u16` for the bits of an f16.
 pub(crate) trait Element: ZeroBits + Default + Send + Sync + 'static {
     fn load<S: Simd>(simd: S, values: &[Self; LANES]) -> S::Vector;
     fn store<S: Simd>(simd: S, values: S::Vector, to: &mut [Self; LANES]);

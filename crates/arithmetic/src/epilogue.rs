@@ -11,13 +11,13 @@ use crate::simd::{LANES, Line, Number, Vectors, gelu_tanh};
 pub struct Epilogue<'a, T = f32> {
     /// Bias to add.
     pub bias: Option<&'a PanelBias<T>>,
-    /// Operation after the bias.
+    /// Operation to apply after the bias.
     ///
-    /// A residual has the shape of the output.
+    /// A residual must have the output's shape.
     pub finish: Finish<&'a [T]>,
 }
 
-/// Operation after a product and its bias.
+/// Operation applied after a product and its bias.
 ///
 /// `R` is the type of a residual. This enum is part of the [`Epilogue`] of
 /// [`PackedMatrix::product`](crate::PackedMatrix::product).
@@ -40,7 +40,7 @@ pub enum Finish<R> {
 pub struct PanelBias<T = f32>(Arc<[Line<[T; LANES]>]>);
 
 impl<T: Number> PanelBias<T> {
-    /// Creates the bias of a layer from one value per output.
+    /// Creates a layer's bias from one value per output.
     pub fn new(bias: &[T]) -> Self {
         let line = |values: &[T]| {
             let mut line = [T::ZERO; LANES];
@@ -69,7 +69,7 @@ impl<T: Number> Epilogue<'_, T> {
         match self.finish {
             Finish::Nothing => values,
             Finish::Gelu => gelu_tanh(v, values),
-            // Past the end of a row, lanes load values of the next row. Those lanes are not stored.
+            // Past the end of a row, lanes load values from the next row. Those lanes are not stored.
             Finish::Add(residual) => v.add(values, v.load_first(&residual[first..], V::Real::ZERO)),
         }
     }

@@ -1,11 +1,11 @@
 //! Software prefetching.
 //!
-//! A loop that computes more than it reads does not issue loads early enough to saturate the memory
-//! bandwidth. The hardware prefetcher stops at the end of each page.
+//! A compute-heavy loop does not issue loads early enough to saturate the memory bandwidth. The hardware
+//! prefetcher stops at the end of each page.
 
 /// Prefetch distance in bytes: one page, beyond the reach of the hardware prefetcher.
 pub(crate) const AHEAD: usize = 4096;
-/// Prefetch distance in bytes over all panels of weights that a loop reads in parallel.
+/// Total prefetch distance, in bytes, over all weight panels that a loop reads in parallel.
 ///
 /// It is longer than [`AHEAD`] because weights are rarely in a cache.
 const PANELS_AHEAD: usize = 4 * AHEAD;
@@ -14,10 +14,10 @@ const LINE: usize = 64;
 /// Whether the target has a prefetch instruction.
 pub(crate) const FETCHES: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
 
-/// Prefetch plan of a loop that reads several panels in parallel.
+/// Prefetch plan for a loop that reads several panels in parallel.
 ///
-/// After these panels, the loop reads the same number of panels that follow in memory. The plan is empty for
-/// panels that are already in a cache.
+/// After these panels, the loop reads the next group of panels in memory, of the same size. The plan is empty
+/// for panels that are already in a cache.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PrefetchPlan(Option<Walk>);
 
@@ -41,7 +41,7 @@ impl PrefetchPlan {
         Self(Some(Walk { ahead: PANELS_AHEAD / panels, left: bytes, between: (panels - 1) * bytes }))
     }
 
-    /// Returns the plan from a position `bytes` bytes further into each panel.
+    /// Returns the plan for a position `bytes` bytes further into each panel.
     #[inline(always)]
     pub(crate) fn after(self, bytes: usize) -> Self {
         match self.0 {
@@ -50,7 +50,7 @@ impl PrefetchPlan {
         }
     }
 
-    /// Prefetches for `values`, which are `bytes` bytes from the current position in one of the panels.
+    /// Prefetches ahead of `values`, located `bytes` bytes past the current position in a panel.
     #[inline(always)]
     pub(crate) fn fetch<T>(self, values: &[T], bytes: usize) {
         if let Some(walk) = self.0 {
@@ -60,14 +60,14 @@ impl PrefetchPlan {
 }
 
 impl Walk {
-    /// Distance from the data `bytes` bytes ahead to the data that is read `ahead` bytes later.
+    /// Prefetch distance for the data `bytes` bytes past the current position.
     #[inline(always)]
     fn distance(self, bytes: usize) -> usize {
         self.ahead + if bytes + self.ahead < self.left { 0 } else { self.between }
     }
 }
 
-/// Prefetches the memory `distance` bytes after `values`.
+/// Prefetches the memory `distance` bytes past the start of `values`.
 ///
 /// Addresses outside the program's memory have no effect.
 #[inline(always)]

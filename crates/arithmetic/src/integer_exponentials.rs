@@ -1,13 +1,13 @@
-//! Exponentials of logits as integers, for compressors that need the same sums on every machine.
+//! Integer exponentials of logits, for compressors that need the same sums on every machine.
 //!
-//! The exponential function comes from `log_softmax.rs`, which has the same bits on every
-//! instruction set. Scaled by a power of two and rounded, its result is an integer, and
+//! The exponential function comes from `log_softmax.rs` and returns the same bits on every
+//! instruction set. Its result is scaled by a power of two and rounded to an integer, and
 //! integer sums do not depend on the order.
 
 use crate::log_softmax::{ROUNDING, exp, load_minus};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 
-/// Scale of the integers, which the largest logit maps to: 2³⁰.
+/// Scale of the integers, 2³⁰; the largest logit maps to this value.
 ///
 /// The sum of 2²⁴ of them is at most 2⁵⁴.
 const SCALE: f64 = (1u64 << 30) as f64;
@@ -34,7 +34,7 @@ pub fn integer_exponentials(logits: &[f32], largest: f32) -> Option<Vec<u32>> {
 struct IntegerExponentials<'a> {
     logits: &'a [f32],
     largest: f64,
-    /// Integer of each logit, padded to whole groups of lanes.
+    /// Integers for the logits, padded to whole groups of lanes.
     integers: &'a mut [u32],
 }
 
@@ -44,7 +44,7 @@ impl Job for IntegerExponentials<'_> {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the integer is in the low bits of the sum")]
     fn run<S: Simd>(self, _: S) -> bool {
-        // NaN stays NaN in a sum.
+        // A sum preserves NaN.
         let mut sums = [0.0; LANES];
         let mut index = 0;
         while index < self.logits.len() {

@@ -8,14 +8,15 @@ use std::f64::consts::{LN_2, LOG2_E};
 
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 
-/// Input below which an exponential is taken as zero, near the smallest normal f64.
+/// Input below which exponentials become zero; at it, they near the smallest normal f64.
 const EXP_SMALLEST: f64 = -708.0;
-/// Constant 1.5 · 2^52, which leaves an added number as an integer in the lowest bits.
+/// Constant 1.5 · 2^52; adding a number to it leaves that number as an integer in the low bits.
 ///
 /// The number must be smaller than 2^51 and loses its fraction.
 pub(crate) const ROUNDING: f64 = 6_755_399_441_055_744.0;
-/// Fraction bits of an f64, and the bias of its exponent.
+/// Number of fraction bits in an f64.
 const FRACTION_BITS: u32 = 52;
+/// Exponent bias of an f64.
 const EXPONENT_BIAS: u64 = 1023;
 /// Coefficients of the Taylor series: 1/10!, …, 1/2!, 1/1!, 1/0!.
 const EXP_SERIES: [f64; 11] = [
@@ -37,7 +38,7 @@ type Doubles = [f64; LANES];
 /// Returns `ln Σ exp(logit)`, which turns logits into log-probabilities.
 ///
 /// `largest` is the largest logit. The result is NaN if a logit is NaN or the largest is
-/// infinite, and `-inf` without logits.
+/// infinite, and `-inf` if there are no logits.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::log_sum_exp;
@@ -49,9 +50,9 @@ pub fn log_sum_exp(logits: &[f32], largest: f32) -> f64 {
     largest + libm::log(InstructionSet::detected().run(ExponentialSum { logits, largest }))
 }
 
-/// Replaces each number, of at most 709, by its exponential.
+/// Replaces each number by its exponential; numbers must be at most 709.
 ///
-/// NaN stays NaN, and numbers below -708 give 0.
+/// NaN stays NaN, and numbers below -708 become 0.
 ///
 /// ```
 /// let mut numbers = [0., f64::NEG_INFINITY, 1.];
@@ -66,7 +67,7 @@ pub fn exponentials(numbers: &mut [f64]) {
 /// Returns the relative entropy `Σ p (ln p - ln q)` over a vocabulary, in nats.
 ///
 /// Each distribution consists of its logits and their [`log_sum_exp`]; `ln p` and `ln q` are the differences.
-/// Terms with `p = 0` are 0. The result is exactly 0 if both distributions are the same.
+/// Terms with `p = 0` are 0. The result is exactly 0 if the two distributions are the same.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{log_sum_exp, relative_entropy};

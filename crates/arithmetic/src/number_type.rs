@@ -1,4 +1,4 @@
-//! Number types, and a table of their uses.
+//! Number types and a table of their uses.
 //!
 //! The macro `number_type_for` declares the types that users choose by name.
 
@@ -6,7 +6,7 @@ use std::fmt;
 
 use uses::{COMPUTE, CPU_WEIGHTS, GGUF, GPU_WEIGHTS, KV_CACHE, SAFETENSORS, WEIGHTS};
 
-/// Uses of number types, one bit each.
+/// Use flags of number types, one bit each.
 pub mod uses {
     /// [`NumberType`](super::NumberType) flag: supported for weights on the CPU.
     pub const CPU_WEIGHTS: u8 = 1;
@@ -14,7 +14,7 @@ pub mod uses {
     pub const GPU_WEIGHTS: u8 = 1 << 1;
     /// [`NumberType`](super::NumberType) flag: supported for weights on any device.
     pub const WEIGHTS: u8 = CPU_WEIGHTS | GPU_WEIGHTS;
-    /// [`NumberType`](super::NumberType) flag: supported for keys and values of a cache.
+    /// [`NumberType`](super::NumberType) flag: supported for keys and values in a cache.
     pub const KV_CACHE: u8 = 1 << 2;
     /// [`NumberType`](super::NumberType) flag: supported for activations in training.
     pub const COMPUTE: u8 = 1 << 3;
@@ -24,7 +24,7 @@ pub mod uses {
     pub const SAFETENSORS: u8 = 1 << 5;
 }
 
-/// Number type of weights, of a KV cache, of activations, or of a tensor in a file.
+/// Number type of weights, KV caches, activations, or tensors in files.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{NumberType, uses};
@@ -40,21 +40,21 @@ pub enum NumberType {
     F32,
     /// 16-bit floating point: 11 significant bits, values up to 65,504.
     F16,
-    /// 8-bit integers with scales in f16.
+    /// 8-bit integers with f16 scales.
     ///
     /// `w ≈ s q` with `s = max|w| / 127` and `q = round(w / s)`, so that
     /// `|w - s q| ≤ max|w| (1/254 + 2^-11)` for scales that are normal f16 numbers.
     ///
-    /// Weights have a scale for every 32 inputs of an output, 8.5 bits per weight. Keys have a scale for
-    /// every 32 inputs, and values for every 16 columns, 8.75 bits per number. Scores are computed in
-    /// integers, so queries are rounded too.
+    /// Weights have a scale for every 32 inputs of an output and take 8.5 bits each. Keys have a scale for
+    /// every 32 inputs and values for every 16 columns; together they take 8.75 bits per number. Scores are
+    /// computed in integers, so queries are rounded too.
     Q8,
-    /// 6-bit integers with an f16 scale for every 32 inputs of an output, 6.5 bits per weight.
+    /// 6-bit integers with an f16 scale for every 32 inputs of an output; 6.5 bits per weight.
     ///
     /// `w ≈ 4 s q` with `s = max|w| / 124` and `q = round(w / 4 s)`. This implies
     /// `|w - 4 s q| ≤ max|w| (1/62 + 2^-11)` for scales that are normal f16 numbers.
     Q6,
-    /// 5-bit integers with an f16 scale for every 32 inputs of an output, 5.5 bits per weight.
+    /// 5-bit integers with an f16 scale for every 32 inputs of an output; 5.5 bits per weight.
     ///
     /// `w ≈ s q` with the nearest `q` from -16 to 15. Each candidate scale maps the weight of the
     /// largest magnitude to one of these integers, and the scale with the smallest squared error is
@@ -63,7 +63,7 @@ pub enum NumberType {
     /// multiples `s q`, such as a block of GGUF's Q5_0, is stored without further rounding. Models
     /// store their embedding and head in q6, unless the checkpoint has them in Q5_0.
     Q5,
-    /// 4-bit indices into a table of 16 integers, an f16 scale per 32 inputs, 4.5 bits per weight.
+    /// 4-bit indices into a table of 16 integers, with an f16 scale per 32 inputs; 4.5 bits per weight.
     ///
     /// `w ≈ s t[q]` with the nearest entry, and the candidate scale with the smallest squared error.
     /// The entries are denser around zero, as are weights. The first candidate maps the weight of the
@@ -72,33 +72,33 @@ pub enum NumberType {
     /// `|w - s t[q]| ≤ max|w| (4/32 + 2^-10)` for scales that are normal f16 numbers. Models store
     /// their embedding and head in q6.
     Q4,
-    /// 16-bit floating point with the exponent of f32.
+    /// 16-bit floating point with the exponent range of f32.
     BF16,
-    /// GGUF's blocks of 32 8-bit integers with a scale.
+    /// GGUF's 8-bit integers in blocks of 32, with a scale.
     Q8_0,
-    /// GGUF's blocks of 32 4-bit integers with a scale.
+    /// GGUF's 4-bit integers in blocks of 32, with a scale.
     Q4_0,
-    /// GGUF's blocks of 32 5-bit integers with a scale.
+    /// GGUF's 5-bit integers in blocks of 32, with a scale.
     Q5_0,
-    /// GGUF's blocks of 256 4-bit integers with scales and offsets for every 32.
+    /// GGUF's 4-bit integers in blocks of 256, with a scale and an offset for every 32.
     Q4K,
-    /// GGUF's blocks of 256 5-bit integers with scales and offsets for every 32.
+    /// GGUF's 5-bit integers in blocks of 256, with a scale and an offset for every 32.
     Q5K,
-    /// GGUF's blocks of 256 6-bit integers with scales for every 16.
+    /// GGUF's 6-bit integers in blocks of 256, with a scale for every 16.
     Q6K,
     /// 64-bit floating point.
     F64,
-    /// GGUF's blocks of 32 4-bit integers with a scale and an offset.
+    /// GGUF's 4-bit integers in blocks of 32, with a scale and an offset.
     Q4_1,
-    /// GGUF's blocks of 32 5-bit integers with a scale and an offset.
+    /// GGUF's 5-bit integers in blocks of 32, with a scale and an offset.
     Q5_1,
-    /// GGUF's blocks of 32 8-bit integers with a scale and an offset.
+    /// GGUF's 8-bit integers in blocks of 32, with a scale and an offset.
     Q8_1,
-    /// GGUF's blocks of 256 2-bit integers with scales and offsets for every 16.
+    /// GGUF's 2-bit integers in blocks of 256, with a scale and an offset for every 16.
     Q2K,
-    /// GGUF's blocks of 256 3-bit integers with scales for every 16.
+    /// GGUF's 3-bit integers in blocks of 256, with a scale for every 16.
     Q3K,
-    /// GGUF's blocks of 256 8-bit integers with a scale.
+    /// GGUF's 8-bit integers in blocks of 256, with a scale.
     Q8K,
 }
 
@@ -127,7 +127,7 @@ static TABLE: [(NumberType, &str, [u64; 2], u8); 20] = [
     (NumberType::Q8K, "q8_k", [256, 292], 0),
 ];
 
-// Each type is the index of its row.
+// Each type's discriminant is the index of its row.
 const _: () = {
     let mut index = 0;
     while index < TABLE.len() {
@@ -167,7 +167,7 @@ impl NumberType {
         TABLE[self as usize].1
     }
 
-    /// Returns the values and bytes of a block; each floating-point value is its own block.
+    /// Returns the number of values and bytes per block; a floating-point value is its own block.
     pub fn block(self) -> [u64; 2] {
         TABLE[self as usize].2
     }
@@ -177,7 +177,7 @@ impl NumberType {
         self.block()[0] > 1
     }
 
-    /// Returns the size of `count` numbers in bytes.
+    /// Returns the size of `count` values in bytes.
     ///
     /// `None` if they do not fill whole blocks, or the size overflows.
     pub fn bytes(self, count: u64) -> Option<u64> {
@@ -185,7 +185,7 @@ impl NumberType {
         (count / numbers).checked_mul(bytes).filter(|_| count.is_multiple_of(numbers))
     }
 
-    /// Returns the type of the embedding and the head in a model with weights of this type.
+    /// Returns the embedding and head type for a model with weights of this type.
     ///
     /// Rounding them to fewer than six bits costs more accuracy than rounding all other weights.
     pub fn of_tables(self) -> Self {
@@ -202,7 +202,7 @@ impl fmt::Display for NumberType {
     }
 }
 
-/// Unknown name of a number type, an error of [`NumberType::parse`].
+/// Error of [`NumberType::parse`]: the name is not an accepted number type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected one of {}; found `{found}`", NumberType::names(*uses).join(", "))]
 pub struct UnknownNumberType {
@@ -210,7 +210,7 @@ pub struct UnknownNumberType {
     uses: u8,
 }
 
-/// Declares a wrapper of [`NumberType`] for the types with certain [uses], which users choose by name.
+/// Declares a wrapper of [`NumberType`] for types with certain [uses] that users choose by name.
 ///
 /// Each listed variant becomes a constant. `FromStr` accepts the names of all types with these uses.
 #[doc(hidden)]
@@ -230,7 +230,7 @@ macro_rules! number_type_for {
                 };
             )+
 
-            /// Returns all types that can be chosen.
+            /// Returns all available types.
             pub fn all() -> impl Iterator<Item = Self> + Clone {
                 $crate::NumberType::all($uses).map(Self)
             }

@@ -1,13 +1,13 @@
 //! Seeded random numbers from ChaCha with 8 rounds, identical on every platform.
 //!
 //! Sampling and initialization use this generator. Dropout takes its seeds from it but is itself
-//! counter-based. The ChaCha specification defines the stream, and a uniform sample is an exact conversion of
-//! it. A normal sample uses the logarithm and the cosine of `libm`, which are plain Rust.
+//! counter-based. The ChaCha specification defines the stream, and uniform samples are exact conversions of
+//! its bits. Normal samples use the logarithm and cosine of `libm`, which are plain Rust.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// Mixes the bits of a number, so that similar inputs give unrelated outputs.
+/// Mixes the bits of a number so that similar inputs give unrelated outputs.
 ///
 /// Different inputs give different outputs. Source: the output function of
 /// SplitMix64 (Steele, Lea and Flood, 2014).
@@ -60,7 +60,7 @@ impl RandomStream {
         self.0.next_u64()
     }
 
-    /// Samples a whole number below `bound`, which must be at least 1.
+    /// Samples an integer from 0 to `bound - 1`; `bound` must be at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
         // Takes the high half of a 128-bit product. The bias is bound / 2^64.
         let product = u128::from(self.0.next_u64()) * u128::from(bound);
@@ -75,7 +75,7 @@ impl RandomStream {
     }
 }
 
-/// Returns test values, uniform in an interval of `width` around `center`.
+/// Returns test values, uniformly distributed in an interval of `width` around `center`.
 #[cfg(test)]
 pub(crate) fn noise(count: usize, seed: u64, center: f64, width: f64) -> Vec<f32> {
     let mut generator = RandomStream::new(seed);
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(first(RandomStream::with_stream(1, 0)), first(RandomStream::new(1)));
     }
 
-    /// Checks the means and the variance within five standard errors.
+    /// Checks the means and the variance to within five standard errors.
     ///
     /// With 100,000 samples, the mean of the uniform distribution has a standard error of 0.0009, and the
     /// mean of the normal distribution 0.0032.

@@ -1,10 +1,10 @@
-//! Output of a matrix tile: accumulates its sums, applies the epilogue and stores the results.
+//! Output of a matrix tile: accumulates sums, applies the epilogue and stores the results.
 
 use crate::epilogue::Epilogue;
 use crate::simd::{LANES, Number, Sums, Vectors, stored};
 use crate::threads::Part;
 
-/// Destination of a tile's sums for one slice of the depth.
+/// Destination for a tile's sums over one slice of the depth.
 pub(crate) struct TileOutput<'a, 'b, T> {
     pub(crate) part: &'a mut Part<'b, T>,
     /// First row of the tile within the part.
@@ -15,7 +15,7 @@ pub(crate) struct TileOutput<'a, 'b, T> {
     pub(crate) row_len: usize,
     /// Whether this is the first slice.
     ///
-    /// Later slices are added to the values in the part.
+    /// Sums of later slices are added to the values in the part.
     pub(crate) is_first: bool,
     /// Epilogue to apply after the last slice.
     pub(crate) epilogue: Option<Epilogue<'a, T>>,

@@ -1,10 +1,10 @@
-//! The numbers of the course's chapters on attention, to change and run.
+//! Runs the examples of the course's attention chapters, with numbers to experiment with.
 //!
 //! Run it with `cargo run -p candle-gpt2-attention --example learn`.
 //!
 //! Each step prints a table: the scores of "A dot product", then those of "Queries, keys and values" with
 //! their weights and context vectors. Change a vector, a matrix, the mask or the temperature, run it again,
-//! and see the effect.
+//! and observe the effect.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, Device, Result, Tensor};

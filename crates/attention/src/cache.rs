@@ -1,4 +1,4 @@
-//! KV cache of one attention layer, so that each step computes only the new tokens.
+//! KV cache of one attention layer, with which each step computes only the new tokens.
 //!
 //! The memory is allocated once, and each row of the batch has a slot in it. Each row has its own length,
 //! which is the only source of positions, so rows of different lengths need no padding tokens. Adding or
@@ -35,7 +35,7 @@ pub struct KvCacheShape {
 ///
 /// A cache is for inference only: keys and values are written in place, so no gradient passes through it.
 ///
-/// It is not `Clone`, because clones of candle tensors share their memory. [`KvCache::fork`] copies.
+/// It is not `Clone`, because clones of candle tensors share their memory. [`KvCache::fork`] makes a copy.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -193,7 +193,7 @@ impl KvCache {
         Ok(fork)
     }
 
-    /// Replaces the tokens of `row` with the first `added` tokens of a row of another cache.
+    /// Replaces the tokens of `row` with the first `added` tokens of `source_row` in another cache.
     ///
     /// The source can be a prompt that was computed separately.
     ///
@@ -219,10 +219,10 @@ impl KvCache {
 
     /// Inserts a row at index `row`, in a slot of the same memory; later rows move down.
     ///
-    /// The first `length` tokens of the row are the contents of the slot.
+    /// The row's first `length` tokens are the contents of the slot.
     ///
     /// # Errors
-    /// If `row` is greater than the number of rows, the slot belongs to another memory, or its capacity is
+    /// If `row` is greater than the number of rows, the slot belongs to a different memory, or its capacity is
     /// less than `length`. The cache is then unchanged.
     pub fn insert_row(&mut self, row: usize, slot: SlotGuard, length: usize) -> Result<()> {
         if row > self.slots.len() {
@@ -277,7 +277,7 @@ impl KvCache {
         &self.memory
     }
 
-    /// Copies the tokens of row `from` to row `to`, whose first `shared` tokens are already equal.
+    /// Copies the tokens of row `from` to row `to`; the first `shared` tokens are already equal.
     ///
     /// # Errors
     /// If a row does not exist, or the tokens exceed the capacity. The cache is then unchanged.
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!((slot.place().start, length, memory.tokens_taken()), (0, 20, 64));
         let other = KvMemory::new(3, 4, 64, DType::F32, &Device::Cpu).unwrap();
         let error = KvCache::in_memory(&other).insert_row(0, slot, 20).unwrap_err().to_string();
-        assert!(error.contains("the slot was taken from another memory"), "{error}");
+        assert!(error.contains("the slot belongs to a different `KvMemory`"), "{error}");
         assert_eq!(memory.tokens_taken(), 32, "the slot was released");
     }
 }

@@ -28,7 +28,7 @@ pub enum AttentionError {
     HeadsDoNotDivideWidth {
         /// Number of heads.
         num_heads: usize,
-        /// Width that the heads divide.
+        /// Width to divide among the heads.
         width: usize,
     },
     /// The widths of two connected layers differ.
@@ -95,7 +95,7 @@ pub enum AttentionError {
         /// Actual shape.
         found: Vec<usize>,
     },
-    /// The mask that is added to the scores is not floating-point.
+    /// An additive mask is not floating-point.
     #[error(
         "attention: expected a floating-point mask, which is added to the scores, found dtype {found:?}; \
          convert ones and zeros with `AttentionMask::hiding`, in which ones hide keys"
@@ -115,7 +115,7 @@ pub enum AttentionError {
         /// Number of rows in the pass.
         found: usize,
     },
-    /// The token count of packed rows differs from the number of queries or keys.
+    /// The total number of tokens in packed rows differs from the number of queries or keys.
     #[error(
         "attention: expected packed rows of {tokens} tokens in total, found {queries} queries and {keys} keys"
     )]
@@ -135,7 +135,7 @@ pub enum AttentionError {
         "attention: `AttentionMask::CausalRows` cannot be combined with a cache; use `Causal` with `Pass::of_rows`"
     )]
     PackedWithCache,
-    /// A pass with [`Pass::at`](crate::Pass::at) is not causal inference with a cache.
+    /// A pass used [`Pass::at`](crate::Pass::at) outside of causal inference with a cache.
     #[error(
         "attention: a step with positions in device memory requires a fused projection, a cache with adjacent rows \
          and the causal mask; dropout and observers are not supported"
@@ -149,8 +149,10 @@ pub enum AttentionError {
         /// Number of rows in the cache.
         held: usize,
     },
-    /// The slot was taken from a memory other than the cache's.
-    #[error("key-value cache: the slot was taken from another memory; use a slot of the cache's memory")]
+    /// The slot belongs to a `KvMemory` other than the cache's.
+    #[error(
+        "key-value cache: the slot belongs to a different `KvMemory`; use a slot from the cache's own memory"
+    )]
     OtherMemory,
     /// A row was truncated to more tokens than it has.
     #[error("key-value cache: cannot keep {kept} tokens of row {row}; the row has {held} tokens")]

@@ -80,7 +80,7 @@ impl FeedForward {
         self.contract.forward(&self.hidden(x, pass)?)
     }
 
-    /// Computes `residual + dropout(forward_with(x))`, with the dropout rate `rate`.
+    /// Computes `residual + dropout(forward_with(x))`, with dropout rate `rate`.
     ///
     /// The pass's observer can see [`SiteKind::MlpPre`], [`SiteKind::MlpPost`] and [`SiteKind::MlpOut`].
     ///

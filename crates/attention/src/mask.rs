@@ -1,4 +1,4 @@
-//! Attention masks: they alone decide which keys a query sees.
+//! Attention masks; they alone determine which keys a query sees.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub enum AttentionMask {
     /// Packed rows: a query sees the keys of its own row up to its own position.
     ///
     /// The rows have these lengths, at least one token each, and are packed one after another, in queries and
-    /// keys. Only pairs within a row are computed, unless an observer wants the weights, which cover all
+    /// keys alike. Only pairs within a row are computed, unless an observer wants the weights, which cover all
     /// pairs. This mask does not support a cache.
     CausalRows(Arc<[usize]>),
     /// A query sees `before` keys before its position, its own key, and `after` keys after it.
@@ -54,7 +54,7 @@ pub(crate) struct RowKeys {
 }
 
 impl RowKeys {
-    /// Rows with these numbers of tokens before the queries, which are the last of their keys.
+    /// Returns one entry per past length; each row's queries are the last of its tokens.
     ///
     /// Without past lengths, one entry with all keys applies to all rows.
     pub(crate) fn of_rows(past_lengths: &[usize], query_len: usize, key_len: usize) -> Vec<Self> {
@@ -67,9 +67,9 @@ impl RowKeys {
 }
 
 impl AttentionMask {
-    /// Converts a mask of integers, in which 0 leaves a key visible and any other value hides it.
+    /// Converts an integer mask: 0 leaves a key visible, and any other value hides it.
     ///
-    /// Masks of candle's examples and of PyTorch's `nn.MultiheadAttention` have this polarity. To invert a
+    /// Masks in candle's examples and in PyTorch's `nn.MultiheadAttention` have this polarity. To invert a
     /// mask in which ones are visible, such as transformers' `attention_mask`, pass `mask.eq(0.)?`.
     ///
     /// ```
@@ -92,13 +92,13 @@ impl AttentionMask {
         mask.ne(0f64)?.where_cond(&hidden, &hidden.zeros_like()?).map(Self::Additive)
     }
 
-    /// Ranges of visible keys, which may be empty: for `T` queries if all rows are equal, else for `B · T`.
+    /// Returns ranges of visible keys, possibly empty: `T` of them if all rows are equal, else `B · T`.
     ///
     /// `rows` has one entry for each row of the batch, or a single entry for all rows.
     ///
     /// # Errors
     /// If the lengths of [`AttentionMask::CausalRows`] do not add up to the number of queries and keys, or
-    /// [`AttentionMask::Additive`] has integers.
+    /// [`AttentionMask::Additive`] contains integers.
     pub(crate) fn visible(
         &self,
         query_len: usize,
@@ -159,7 +159,7 @@ impl AttentionMask {
     }
 }
 
-/// Visible keys of each query for packed rows of these lengths.
+/// Returns the visible keys of each query, for packed rows of these lengths.
 fn keys_of_rows(lengths: &[usize]) -> Vec<Range<usize>> {
     let mut first = 0;
     let of_row = lengths.iter().flat_map(|length| {
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Visible keys with a cache whose rows have `past` tokens before the queries.
+    /// Returns the visible keys with a cache whose rows have `past` tokens before the queries.
     fn cached(mask: &AttentionMask, query_len: usize, key_len: usize, past: &[usize]) -> Vec<Range<usize>> {
         mask.visible(query_len, key_len, &RowKeys::of_rows(past, query_len, key_len)).unwrap()
     }

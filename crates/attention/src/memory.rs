@@ -1,4 +1,4 @@
-//! Cross-attention over keys and values that were computed once.
+//! Cross-attention over precomputed keys and values.
 
 use candle_core::{D, Result, Tensor};
 
@@ -18,8 +18,8 @@ impl MultiHeadAttention {
 
     /// Computes `residual + dropout(output)` of cross-attention from `x` to all of `memory`.
     ///
-    /// The dropout has the rate `rate`. All rows of `x` share a memory with batch size 1. The pass's observer
-    /// sees nothing, because the names of hook points refer to self-attention.
+    /// `rate` is the dropout rate. All rows of `x` share a memory with batch size 1. The pass's observer sees
+    /// nothing, because the names of hook points refer to self-attention.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`.

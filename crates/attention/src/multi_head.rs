@@ -63,7 +63,7 @@ impl MultiHeadAttention {
         Ok(Self::new(projection, out_proj, config.num_heads)?.with_dropout(config.dropout))
     }
 
-    /// Sets the factor of the scores, which is `1 / sqrt(D)` by default.
+    /// Sets the scale of the scores; the default is `1 / sqrt(D)`.
     pub fn with_scale(mut self, scale: f64) -> Self {
         self.attention.scale = scale;
         self
@@ -94,7 +94,7 @@ impl MultiHeadAttention {
         self
     }
 
-    /// Computes self-attention under a mask, without dropout or a cache, with gradients.
+    /// Computes self-attention under a mask, with gradients but without dropout or a cache.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`; returns `(B, T, d_out)`.
@@ -105,7 +105,7 @@ impl MultiHeadAttention {
         self.forward_with(x, None, mask, None, &mut Pass::inference())
     }
 
-    /// Computes attention from `x` to `memory`, or to `x` itself without a memory, with the weights.
+    /// Computes attention from `x` to `memory`, or to `x` itself; also returns the attention weights.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns the output `(B, T, d_out)` and the weights `(B,
@@ -295,12 +295,12 @@ impl MultiHeadAttention {
         KvCache::new(shape, dtype, self.out_proj.device())
     }
 
-    /// Number of values in the projections and the output projection, including biases.
+    /// Number of parameters in the input and output projections, including biases.
     pub fn parameter_count(&self) -> usize {
         self.size().count
     }
 
-    /// Size of the projections and the output projection, including biases.
+    /// Size of the input and output projections, including biases.
     pub fn size(&self) -> ParameterSize {
         self.projection.size() + self.out_proj.size()
     }

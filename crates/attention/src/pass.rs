@@ -1,4 +1,4 @@
-//! State of a forward pass besides its input, in two parts.
+//! State of a forward pass in addition to its input, in two parts.
 //!
 //! ```text
 //! Call   settings of the computation: positions, encoder hidden states, dtype, block; cloned freely
@@ -13,9 +13,9 @@ use candle_gpt2_kernels::{KernelError, LayerNorm, Linear, add, dropout, recomput
 
 use crate::{AttentionError, AttentionMask, Site, SiteKind};
 
-/// Observer of a forward pass, which sees intermediates and may replace them.
+/// Observer that sees a forward pass's intermediates and may replace them.
 ///
-/// Intermediates that the observer does not want leave the computation unchanged, so fused kernels stay in
+/// Intermediates that the observer does not want do not change the computation, so fused kernels remain in
 /// use.
 ///
 /// ```
@@ -156,12 +156,12 @@ impl<'a> Pass<'a> {
         self
     }
 
-    /// Makes the pass a step of new tokens at `positions`, `(B, T)` of u32.
+    /// Turns the pass into a step over new tokens at `positions`, a u32 tensor `(B, T)`.
     ///
     /// The positions of a row must be consecutive and follow its cached tokens. Kernels read them from device
-    /// memory, so that one recording of the step serves all steps. Each position must be below the cache's
-    /// capacity and the model's number of positions. Token IDs must be below the vocabulary size, because
-    /// they are not read back from a GPU either.
+    /// memory, so one recording of the step serves all steps. Each position must be below the cache's
+    /// capacity and the model's context length. Token IDs must be below the vocabulary size, because they are
+    /// not read back from a GPU either.
     ///
     /// The pass does not change the length of a cache; call [`KvCache::advance`](crate::KvCache::advance)
     /// afterward.
@@ -192,9 +192,9 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Sets rows of these lengths, packed one after another into one sequence.
+    /// Declares that the input packs rows of these lengths into one sequence, one after another.
     ///
-    /// A token sees only tokens of its own row, and positions restart in each row. So rows of different
+    /// A token sees only tokens of its own row, and positions restart in each row, so rows of different
     /// lengths need no padding. With a cache, each row continues its cache row, which grows by the row's
     /// length.
     pub fn of_rows(mut self, lengths: Arc<[usize]>) -> Self {
@@ -235,7 +235,7 @@ impl<'a> Pass<'a> {
         &self.call.placement
     }
 
-    /// Attention mask of a decoder for this pass.
+    /// Causal mask of a decoder for this pass.
     pub fn causal_mask(&self) -> AttentionMask {
         match self.placement() {
             Placement::Rows(lengths) => AttentionMask::CausalRows(Arc::clone(lengths)),
@@ -352,7 +352,7 @@ impl<'a> Pass<'a> {
         Ok(seen)
     }
 
-    /// Computes a layer norm, with its scale and its normalized input as the hook points `kinds`.
+    /// Computes a layer norm and shows its scale and normalized input at the hook points `kinds`.
     ///
     /// # Shapes
     /// `x` `(…, C)`; returns the same shape.
@@ -381,7 +381,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Computes `residual + dropout(layer(x))`, with the layer's output as the hook point `kind`.
+    /// Computes `residual + dropout(layer(x))` and shows the layer's output at hook point `kind`.
     ///
     /// This is the last operation of each part of a block. It is one fused product if there is no dropout and
     /// the observer does not want the output.
@@ -411,7 +411,7 @@ impl<'a> Pass<'a> {
         self.run.generator.is_some()
     }
 
-    /// Dropout for an attention that samples its own masks, or `None` in inference and at a rate of zero.
+    /// Dropout for attention kernels that sample their own masks; `None` in inference or at a rate of zero.
     ///
     /// # Errors
     /// If `rate` is outside `[0, 1]`.

@@ -50,7 +50,7 @@ impl SinusoidalPositions {
         Ok(Self { table: table.to_dtype(candle_core::DType::F32)?.to_device(device)? })
     }
 
-    /// Adds the positions `first..first + T` to embeddings.
+    /// Adds the vectors of positions `first..first + T` to embeddings.
     ///
     /// # Shapes
     /// `x` `(…, T, D)`; returns the same shape.

@@ -29,7 +29,7 @@ pub enum ProjectionLayout {
     /// Their names are `W_query`, `W_key`, `W_value` and `out_proj`, with `.weight` and `.bias`.
     #[default]
     Separate,
-    /// Separate projections with names of your own, such as `q_proj`, with `.weight` and `.bias`.
+    /// Separate projections with custom names such as `q_proj`, plus `.weight` and `.bias`.
     Named {
         /// Name of the projection to queries.
         query: &'static str,
@@ -42,7 +42,7 @@ pub enum ProjectionLayout {
     },
     /// PyTorch's `nn.MultiheadAttention`: `in_proj_weight`, `in_proj_bias` and `out_proj`.
     Fused,
-    /// GPT-2's `c_attn` and `c_proj`, which files store as `Conv1D`, see [`Linear::load_conv1d`].
+    /// GPT-2's `c_attn` and `c_proj`; files store them as `Conv1D`, see [`Linear::load_conv1d`].
     Gpt2,
 }
 
@@ -79,7 +79,7 @@ pub struct MultiHeadAttentionConfig {
 }
 
 impl MultiHeadAttentionConfig {
-    /// Creates the defaults of "Build a Large Language Model (From Scratch)".
+    /// Creates a configuration with the defaults of "Build a Large Language Model (From Scratch)".
     ///
     /// These are narrow heads, separate projections to queries, keys and values without biases, an output
     /// projection with a bias, and no dropout.
@@ -96,7 +96,7 @@ impl MultiHeadAttentionConfig {
         }
     }
 
-    /// Creates the layer of a GPT-2 block, with its parameter names and biases.
+    /// Creates the configuration of a GPT-2 block's layer, with its parameter names and biases.
     ///
     /// ```
     /// use candle_core::{DType, Device};
@@ -173,7 +173,7 @@ impl QkvProjection {
         Ok((Self::Fused(in_proj), Linear::load(width, d_out, out_proj_bias, vb.below("out_proj"))?))
     }
 
-    /// Rejects an input `(B, T, d_in)` of another shape.
+    /// Rejects inputs whose shape is not `(B, T, d_in)`.
     pub(crate) fn expect_input(&self, x: &Tensor) -> Result<()> {
         let (Self::Separate { query, .. } | Self::FusedMemory { query, .. } | Self::Fused(query)) = self;
         expect_shape("an input", "B, T", query.in_features(), x)
@@ -199,7 +199,7 @@ impl QkvProjection {
         Ok([&[queries], &memory.0[..]].concat())
     }
 
-    /// Projects `memory` to keys and values, `(B, S, …)`, concatenated in one tensor or separate.
+    /// Projects `memory` to keys and values, `(B, S, …)`, either concatenated in one tensor or separate.
     pub(crate) fn memory(&self, memory: &Tensor) -> Result<AttentionMemory> {
         let (Self::Separate { key, .. } | Self::FusedMemory { key_value: key, .. } | Self::Fused(key)) = self;
         expect_shape("a memory", "B, S", key.in_features(), memory)?;

@@ -45,7 +45,7 @@ const TOKEN_DIM: usize = 2;
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledDotProduct {
-    /// Factor of `Q Kᵀ`, usually `1 / sqrt(D)`.
+    /// Factor on `Q Kᵀ`, usually `1 / sqrt(D)`.
     ///
     /// With queries and keys of unit variance, the products have variance `D`, and the factor restores a
     /// variance of 1 ("Attention Is All You Need", arXiv:1706.03762, section 3.2.1).
@@ -176,7 +176,7 @@ impl ScaledDotProduct {
         self.forward(q, &keys, &values, mask, past_lengths, pass)
     }
 
-    /// Concatenated outputs of the heads, from projections in the form that [`heads_attention`] accepts.
+    /// Returns the heads' concatenated outputs; takes projections in the form of [`heads_attention`].
     ///
     /// With a cache, the projections belong to the new tokens.
     ///
@@ -211,7 +211,7 @@ impl ScaledDotProduct {
         context.transpose(HEAD_DIM, TOKEN_DIM)?.flatten_from(TOKEN_DIM)
     }
 
-    /// Like [`Self::attend`], for packed rows `(1, T_1 + … + T_B, n · H · D)`, each over its cache row.
+    /// Like [`Self::attend`], for packed rows `(1, T_1 + … + T_B, n · H · D)`, each with its cache row.
     ///
     /// Consecutive rows of equal length are computed together.
     pub(crate) fn attend_rows(
@@ -291,7 +291,7 @@ impl ScaledDotProduct {
         has_scale && sees && !shows_weights(pass) && tensors.iter().all(serves)
     }
 
-    /// Attention on an NVIDIA GPU, or `None` if its kernels do not apply.
+    /// Computes attention on an NVIDIA GPU; `None` if the kernels do not apply.
     fn on_gpu(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -311,7 +311,7 @@ impl ScaledDotProduct {
         }
     }
 
-    /// Whether no weight is dropped and no weight is observed.
+    /// Whether attention weights are neither dropped nor observed.
     fn is_fused(&self, pass: &Pass) -> bool {
         let is_dropped = pass.is_training() && self.dropout > 0.0;
         !is_dropped && !shows_weights(pass)

@@ -77,7 +77,7 @@ site_kinds! {
     AttnScores: "attn_scores", "attn.hook_attn_scores";
     /// Attention weights, `(B, H, T, S)`: the softmax of the scores, before dropout.
     Pattern: "pattern", "attn.hook_pattern";
-    /// Sums of the values weighted by attention, `(B, T, H, D)`.
+    /// Attention-weighted sums of the values, `(B, T, H, D)`.
     Z: "z", "attn.hook_z";
     /// Output of each head, `(B, T, H, C)`, without the output projection's bias.
     ///

@@ -306,7 +306,7 @@ impl CausalAttention {
 /// Several heads with concatenated outputs: the book's `MultiHeadAttentionWrapper`.
 ///
 /// Each head is a separate [`CausalAttention`]. [`MultiHeadAttention`](crate::MultiHeadAttention) computes
-/// the same with one product for all heads, whose weight stacks the rows of the heads' projections.
+/// the same with a single product; its weight stacks the rows of all heads' projections.
 #[derive(Debug, Clone)]
 pub struct StackedHeads {
     heads: Vec<CausalAttention>,
@@ -318,7 +318,7 @@ impl StackedHeads {
         Self { heads }
     }
 
-    /// Computes the context vectors of the heads, concatenated.
+    /// Computes the heads' context vectors and concatenates them.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`; returns `(B, T, H · d_out)`.

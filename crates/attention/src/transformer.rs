@@ -1,8 +1,8 @@
 //! The original Transformer's encoder and decoder: post-layer-norm blocks with cross-attention.
 //!
-//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3). Each part of a block computes
-//! `LayerNorm(x + part(x))`; GPT-2 instead normalizes before the part. Parameter names and results match
-//! PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` (`norm_first=False`).
+//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3). Each sublayer of a block computes
+//! `LayerNorm(x + sublayer(x))`; GPT-2 instead normalizes before the sublayer. Parameter names and results
+//! match PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` (`norm_first=False`).
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -46,7 +46,7 @@ pub struct BlockConfig {
     pub d_feed_forward: usize,
     /// Activation of the feed-forward network: ReLU in the paper, GELU in later models.
     pub activation: Activation,
-    /// Dropout rate of every part in training.
+    /// Dropout rate of every sublayer in training.
     pub dropout: f64,
 }
 
@@ -161,7 +161,7 @@ impl DecoderLayer {
     }
 }
 
-/// Stack of encoder blocks, and a stack of decoder blocks that attends to its output.
+/// Stack of encoder blocks, plus a stack of decoder blocks that attends to the encoder's output.
 ///
 /// The stacks may have different depths.
 #[derive(Debug, Clone)]

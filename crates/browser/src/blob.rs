@@ -9,7 +9,7 @@ use js_sys::{Reflect, Uint8Array};
 use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{Blob, FileReaderSync};
 
-/// Number of bytes read at a time; the browser copies each piece once more.
+/// Number of bytes read at a time; the browser makes one more copy of each piece.
 const PIECE: usize = 16 << 20;
 
 thread_local! {

@@ -3,7 +3,7 @@
 use candle_gpt2_engine::{EngineError, ModelOptions, WeightDType};
 use candle_gpt2_weights::Checkpoint;
 
-/// Number of bytes that a WebAssembly memory addresses.
+/// Number of bytes that a WebAssembly memory can address.
 const ADDRESSED: u64 = 4 << 30;
 /// Approximate number of bytes that the engine, a tokenizer and files in memory need.
 const OWN: u64 = 64 << 20;

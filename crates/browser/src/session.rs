@@ -1,4 +1,4 @@
-//! A loaded model that answers a page's requests, with the paths and bodies of the server.
+//! A loaded model that answers a web page's requests, with the server's paths and bodies.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -31,7 +31,7 @@ const ENDPOINTS: [Endpoint; 12] = [
     Endpoint::LookFeature,
     Endpoint::LookGraph,
 ];
-/// Number of prompt tokens prefilled in a step; a page can stop between two steps.
+/// Number of prompt tokens prefilled per step; a page can stop generation between steps.
 const CHUNK_TOKENS: usize = 64;
 /// Key for prefix reuse, shared by all texts because they belong to one user.
 const REUSE_KEY: u64 = 0;
@@ -40,12 +40,12 @@ const REUSE_KEY: u64 = 0;
 pub struct Session {
     loaded: LoadedModel,
     api: Rc<RefCell<ApiSession>>,
-    /// Completion that was started last.
+    /// Most recently started completion.
     current: Cell<Option<CallId>>,
     transcoders: Arc<OnceLock<Vec<Dictionary>>>,
 }
 
-/// Values of one hook point, from [`Session::activations`].
+/// Values at one hook point, returned by [`Session::activations`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Activation {
     /// Hook point name in TransformerLens.
@@ -116,10 +116,10 @@ impl Session {
         self.api.borrow().served().name().to_owned()
     }
 
-    /// Answers a request in JSON.
+    /// Answers a request with JSON.
     ///
     /// # Errors
-    /// 404 for an unknown path; otherwise the errors of the server.
+    /// 404 for an unknown path; otherwise the server's errors.
     pub fn ask(&self, path: &str, body: &[u8]) -> Result<String, ApiError> {
         let work = self.read(path, body)?;
         if matches!(&work, Work::Texts(call) if call.stream) {
@@ -173,7 +173,7 @@ impl Session {
         numbers.map_err(ApiError::failed)
     }
 
-    /// Returns the activations at the hook points that a comma-separated list of names selects.
+    /// Returns activations; `hooks` is a comma-separated list of hook point names.
     ///
     /// Names may contain `*`, as in `gpt2 cache --sites`. Nothing after the last hook point is computed.
     ///
@@ -268,7 +268,7 @@ impl CompletionStream {
     }
 }
 
-/// Cancels a completion that was not read to its end.
+/// Cancels the completion if it was not read to its end.
 impl Drop for CompletionStream {
     fn drop(&mut self) {
         if let Some(call) = self.call {

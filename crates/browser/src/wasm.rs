@@ -25,7 +25,7 @@ use crate::{Activation, CompletionStream, Session, check_memory, memory};
 type Result<T> = std::result::Result<T, JsValue>;
 
 thread_local! {
-    /// Message of the last panic, after which no other function of the module may be called.
+    /// Message of the last panic; after a panic, no other function of the module may be called.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -71,7 +71,7 @@ impl Files {
         self.add(|files| files.with_bytes(file, bytes));
     }
 
-    /// Adds a file that is read in parts on demand, which works only in a worker.
+    /// Adds a file that is read in parts on demand; this works only in a worker.
     pub fn add_file(&mut self, file: &str, blob: Blob) {
         self.add(|files| files.with_file(file, Arc::new(BlobFile::new(blob))));
     }
@@ -105,7 +105,7 @@ impl Checkpoint {
         serde_json::to_string(&found).map_err(js_error)
     }
 
-    /// Returns the error of a missing or damaged tokenizer, without which tokens have no text.
+    /// Returns the error if the tokenizer is missing or damaged; tokens then have no text.
     pub fn tokenizer_fault(&self) -> Result<Option<String>> {
         Ok(self.opened()?.tokenizer(None).err().map(|error| match error {
             WeightsError::NoTokenizer { .. } => {
@@ -232,7 +232,7 @@ impl Model {
         self.session.set_transcoders(files).map_err(js_error)
     }
 
-    /// Answers a request like the server, in JSON.
+    /// Answers a request with JSON, like the server.
     pub fn ask(&self, path: &str, body: Option<String>) -> Result<String> {
         self.session.ask(path, body.unwrap_or_default().as_bytes()).map_err(request_error)
     }
@@ -313,7 +313,7 @@ thread_local! {
     static PROGRESS: RefCell<Option<Function>> = const { RefCell::new(None) };
 }
 
-/// A reporter that calls [`PROGRESS`].
+/// Reporter that calls [`PROGRESS`].
 #[derive(Clone, Default)]
 struct JsReporter {
     done: Arc<AtomicU64>,
@@ -366,7 +366,7 @@ fn js_error(error: impl ToString) -> JsValue {
     Error::new(&error.to_string()).into()
 }
 
-/// Creates a JavaScript error for a failed request, with its status and its invalid parameter.
+/// Creates a JavaScript error for a failed request, with its status and any invalid parameter.
 ///
 /// Callers own the model here, so the error has the internal cause if there is one.
 fn request_error(error: ApiError) -> JsValue {

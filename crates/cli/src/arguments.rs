@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// Use only local files and the cache, never the network (also HF_HUB_OFFLINE=1)
     #[arg(long, global = true, display_order = 990)] // before --help
     pub(crate) offline: bool,
-    /// Value of the command's `--threads`, which `parse.rs` fills in.
+    /// Value of the command's `--threads`; `parse.rs` fills it in.
     #[arg(skip)]
     pub(crate) threads: Option<usize>,
     /// Command to run; without one, the program prints how to begin.
@@ -88,7 +88,7 @@ pub(crate) enum Command {
     Doctor(DoctorArguments),
     /// Print shell completions for these commands and options
     Completions(CompletionsArguments),
-    /// Print the manual page, or write those of all commands into a folder
+    /// Print the manual page, or write the pages of all commands into a folder
     Man(ManArguments),
 }
 

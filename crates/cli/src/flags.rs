@@ -10,7 +10,7 @@ use clap::Command;
 /// Flags of the running command, keyed by option name.
 static FLAGS: OnceLock<BTreeMap<String, String>> = OnceLock::new();
 
-/// Makes messages name the flags of this command from now on.
+/// Makes later messages name this command's flags.
 pub(crate) fn remember(command: &Command) {
     // Only the first call has an effect, because a process runs one command.
     let _ = FLAGS.set(flags_of(command));

@@ -27,7 +27,7 @@ pub(crate) fn end_texts() -> Result<()> {
     .context("cannot handle Ctrl-C")
 }
 
-/// Installs a handler that ends the job, which polls [`is_requested`].
+/// Installs a handler that ends the job; the job polls [`is_requested`].
 ///
 /// A second Ctrl-C ends the program.
 pub(crate) fn end_job() -> Result<()> {
@@ -49,7 +49,7 @@ fn end_job_after(status: &'static str) -> Result<()> {
     .context("cannot handle Ctrl-C")
 }
 
-/// Runs `work`, which polls [`is_requested`] so that Ctrl-C can end it.
+/// Runs `work` so that Ctrl-C can end it; `work` polls [`is_requested`].
 pub(crate) fn while_generating<T>(work: impl FnOnce() -> T) -> T {
     IS_REQUESTED.store(false, Ordering::SeqCst);
     IS_GENERATING.store(true, Ordering::SeqCst);
@@ -58,7 +58,7 @@ pub(crate) fn while_generating<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether Ctrl-C was pressed since the completion or the job began.
+/// Whether Ctrl-C has been pressed since the completion or the job began.
 pub(crate) fn is_requested() -> bool {
     IS_REQUESTED.load(Ordering::SeqCst)
 }

@@ -95,7 +95,7 @@ pub(crate) struct AdapterArguments {
     pub(crate) adapter: Vec<AdapterChoice>,
 }
 
-/// Thread count, which every command takes.
+/// Thread count, an option of every command.
 #[derive(Debug, Args)]
 pub(crate) struct ThreadArguments {
     /// Number of threads [default: all that this process may use]

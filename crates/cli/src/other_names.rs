@@ -4,7 +4,7 @@ use candle_gpt2_kernels::KvDType;
 use candle_gpt2_weights::{WeightDType, WrittenDType};
 use clap::Command;
 
-/// Names that other programs use, with the advice for this program.
+/// Names that other programs use, and the advice for users of this program.
 ///
 /// In the advice, backquotes hold an option (`--top-k`) or another command with one (`gpt2 serve --port`). A
 /// row applies to a command that has every option named without a command. If the row lists commands, it
@@ -83,7 +83,7 @@ const GPU: &[&str] = &[
     "-tp",
     "-dev",
 ];
-/// Options that each request sets, not the server.
+/// Options that each request sets instead of the server.
 const OF_A_REQUEST: &[&str] = &[
     "-n",
     "--n-predict",
@@ -350,7 +350,7 @@ const COMMANDS: &[Row] = &[
     row(&["encode"], "use `gpt2 tokenize`"),
 ];
 
-/// Returns advice for another program's name that `command` does not know.
+/// Returns advice for a name from another program that `command` does not know.
 pub(crate) fn advice(name: &str, command: &Command) -> Option<&'static str> {
     rows_of(name).find(|row| row.fits(command)).map(|row| row.advice)
 }
@@ -442,7 +442,7 @@ fn options_of(sentence: &str) -> impl Iterator<Item = &str> {
     quoted(sentence).filter(|quoted| quoted.starts_with("--")).filter_map(|quoted| quoted.split(' ').next())
 }
 
-/// Texts inside backquotes.
+/// Pieces of text inside backquotes.
 fn quoted(sentence: &str) -> impl Iterator<Item = &str> {
     sentence.split('`').skip(1).step_by(2)
 }

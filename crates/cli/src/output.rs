@@ -91,7 +91,7 @@ pub(crate) fn print_status(status: &str) {
     }
 }
 
-/// Prints a note, which is not an error.
+/// Prints a note.
 pub(crate) fn print_note(note: &str) {
     Terminal.note(&flags::with_flags(note));
 }

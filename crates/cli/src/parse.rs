@@ -434,7 +434,7 @@ mod tests {
         assert!(help.contains(long), "{help}");
     }
 
-    /// Checks that a call with a short option parses like the call with the long one.
+    /// Checks that a call with a short option parses like the call with the long option.
     #[test]
     fn short_and_long_options_parse_alike() {
         let read = |words: &[&str]| {

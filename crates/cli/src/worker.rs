@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use candle_gpt2_confined::{Service, TEMPLATES, WorkerProgram, run_worker};
 
-/// Only argument of a worker.
+/// A worker's only argument.
 const ARGUMENT: &str = "confined";
 
 /// Services that a worker can run.

@@ -1,7 +1,7 @@
 //! Conversion of arbitrary bytes to tokens and back.
 //!
 //! Valid UTF-8 goes through the tokenizer, and everything else is encoded byte by byte. Special tokens are
-//! never produced: `<|endoftext|>` in a text is encoded as its characters.
+//! never produced: `<|endoftext|>` in a text is encoded character by character.
 //!
 //! The tokenizer's output is compared with the text. A tokenizer that changes the text, for example with a
 //! normalizer, therefore costs compression but never loses a byte.
@@ -19,7 +19,7 @@ pub(crate) struct ByteTokens {
     tokenizer: Tokenizer,
     /// Bytes of each token, by id.
     bytes: Vec<Vec<u8>>,
-    /// Token of each single byte.
+    /// Token for each byte.
     byte_tokens: Vec<u32>,
 }
 
@@ -48,7 +48,7 @@ impl ByteTokens {
         Ok(Self { tokenizer, bytes, byte_tokens })
     }
 
-    /// Returns the bytes of each id, empty for ids that are not tokens.
+    /// Returns the bytes of each id; empty for ids that are not tokens.
     pub(crate) fn all(&self) -> &[Vec<u8>] {
         &self.bytes
     }
@@ -71,7 +71,7 @@ impl ByteTokens {
         ids
     }
 
-    /// Encodes a text with the tokenizer, if the tokens represent exactly this text.
+    /// Encodes a text with the tokenizer; returns `None` if the tokens do not represent it exactly.
     fn encode_text(&self, text: &str) -> Option<Vec<u32>> {
         let ids = encode_piece(&self.tokenizer, text).ok()?;
         let mut rest = text.as_bytes();

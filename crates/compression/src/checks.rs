@@ -1,11 +1,11 @@
-//! Checks of the model and of interruptions, shared by compression and decompression.
+//! Checks for unsuitable models and for interruptions, shared by compression and decompression.
 
 use candle_gpt2_engine::{EngineError, LoadedModel, Reporter, WeightDType, device_name};
 use candle_gpt2_kernels::Matrix;
 
 use crate::CompressionError;
 
-/// Returns the dtype of the weights, or an error if results depend on the machine.
+/// Returns the dtype of the weights, or an error if results would depend on the machine.
 ///
 /// The blocks' layers determine the dtype. Weights stored in bf16 are held in f32, and some dtypes (such
 /// as q4) keep the embedding in another dtype.

@@ -9,7 +9,7 @@
 
 /// Number of bits of the total frequency.
 pub(crate) const TOTAL_BITS: u32 = 32;
-/// Total frequency; each symbol occupies an [`Interval`] of it.
+/// Total frequency, divided into one [`Interval`] for each symbol.
 pub(crate) const TOTAL: u64 = 1 << TOTAL_BITS;
 /// Minimum range after [`Encoder::push`] and [`Decoder::take`].
 const MIN_RANGE: u64 = 1 << 56;
@@ -17,7 +17,7 @@ const MIN_RANGE: u64 = 1 << 56;
 const BYTE: u32 = 8;
 const HIGHEST_BYTE: u32 = u64::BITS - BYTE;
 
-/// Interval of a symbol: `size` units of [`TOTAL`], at least 1, beginning at `start`.
+/// Interval of a symbol: `size` units out of [`TOTAL`], at least 1, beginning at `start`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(crate) start: u64,
@@ -97,10 +97,10 @@ impl Encoder {
     }
 }
 
-/// Range decoder, which accepts any bytes and reads zeros after their end.
+/// Range decoder; accepts any bytes and reads zeros after the last one.
 #[derive(Debug)]
 pub(crate) struct Decoder<'a> {
-    /// Number read so far, relative to the low end of the interval.
+    /// Value read so far, relative to the low end of the interval.
     above_low: u64,
     range: u64,
     rest: std::slice::Iter<'a, u8>,
@@ -113,9 +113,9 @@ impl<'a> Decoder<'a> {
         decoder
     }
 
-    /// Returns the position of the next symbol, which is below [`TOTAL`] and in the symbol's interval.
+    /// Returns a position below [`TOTAL`] that lies in the next symbol's interval.
     pub(crate) fn position(&self) -> u64 {
-        // The remainder of the division belongs to no symbol, but invalid input may decode to it.
+        // The remainder of the division does not belong to any symbol, but invalid input may decode to it.
         (self.above_low / (self.range >> TOTAL_BITS)).min(TOTAL - 1)
     }
 

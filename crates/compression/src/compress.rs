@@ -47,11 +47,11 @@ pub struct Summary {
     pub bytes: u64,
     /// Size of the compressed file in bytes.
     pub compressed_bytes: u64,
-    /// Bits of the compressed file per input byte; `None` if the input is empty.
+    /// Compressed size in bits per input byte; `None` if the input is empty.
     pub bits_per_byte: Option<f64>,
     /// Number of input tokens.
     pub tokens: u64,
-    /// Information content of the tokens in bits, without the overhead of the coder and the format.
+    /// Information content of the tokens in bits, excluding the overhead of the coder and the format.
     pub model_bits: f64,
 }
 
@@ -60,7 +60,7 @@ pub struct Summary {
 pub struct TokenSize {
     /// Token id.
     pub id: u32,
-    /// Bytes of the token, possibly a part of a character.
+    /// Bytes of the token, possibly only part of a character.
     pub bytes: Vec<u8>,
     /// Cost in bits: `-log2` of the token's probability.
     pub bits: f64,
@@ -90,7 +90,7 @@ impl Compressor {
         Ok(Self { loaded: loaded.clone(), tokens, header })
     }
 
-    /// Compresses all of `input` into `output`.
+    /// Compresses all of `input` and writes the result to `output`.
     ///
     /// `length` is the number of input bytes, if known. At most one group of 1 MiB is in memory at a time.
     ///
@@ -135,7 +135,7 @@ impl Compressor {
         Ok(summary)
     }
 
-    /// Encodes bytes as one stream, and returns its tokens with their costs.
+    /// Encodes bytes as one stream and returns the cost of each token.
     ///
     /// # Errors
     /// See [`Compressor::compress`].

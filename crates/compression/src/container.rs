@@ -47,7 +47,7 @@ pub const SUFFIX: &str = ".gpt2z";
 
 const MAGIC: [u8; 4] = [0x8f, b'g', b'2', b'z'];
 const VERSION: u8 = 1;
-/// Version of the arithmetic, which changes if any bit of a logit or a frequency changes.
+/// Version of the arithmetic; must change whenever any bit of a logit or frequency changes.
 const PROFILE: u8 = 1;
 /// Minimum number of original bytes per stream, unless the group is smaller.
 const STREAM_BYTES: usize = 32 << 10;
@@ -65,7 +65,7 @@ pub struct Header {
     pub kv_dtype: KvDType,
     /// Name of the model.
     pub name: String,
-    /// Number of original bytes, if known when compression began.
+    /// Number of original bytes, if it was known when compression began.
     pub length: Option<u64>,
     pub(crate) windows: Windows,
     pub(crate) digest: [u8; DIGEST_BYTES],
@@ -73,7 +73,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Shortens a long name to its last characters, for the header.
+    /// Shortens a long name to its last characters, for use in the header.
     pub(crate) fn name_of(name: &str) -> String {
         let first =
             name.char_indices().map(|(offset, _)| offset).find(|offset| name.len() - offset <= MAX_NAME);
@@ -95,7 +95,7 @@ impl Header {
     }
 }
 
-/// Names the dtypes of a model for messages.
+/// Describes a model's dtypes for messages.
 pub(crate) fn dtypes(weights: &str, kv: &str) -> String {
     format!("weights in {weights} and a KV cache in {kv}")
 }
@@ -104,7 +104,7 @@ pub(crate) fn dtypes(weights: &str, kv: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Coded {
     pub(crate) bytes: Vec<u8>,
-    /// Whether `bytes` are the original bytes themselves.
+    /// Whether `bytes` are the original bytes, uncoded.
     pub(crate) is_stored: bool,
     /// CRC-32 of the original bytes.
     pub(crate) checksum: u32,
@@ -139,10 +139,10 @@ pub(crate) fn streams(length: usize) -> impl ExactSizeIterator<Item = Range<usiz
     (0..count).map(move |stream| cut(stream)..cut(stream + 1))
 }
 
-/// End of the file, which follows the last group.
+/// End marker of the file, which follows the last group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct End {
-    /// Number of original bytes in all groups.
+    /// Total number of original bytes in all groups.
     pub(crate) length: u64,
     pub(crate) checksum: u32,
 }
@@ -170,7 +170,7 @@ fn push_varint(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number.to_le_bytes()[0]);
 }
 
-/// Appends a text of less than 256 bytes, preceded by its length.
+/// Appends a text of at most 255 bytes, preceded by its length.
 fn push_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.push(text.len().to_le_bytes()[0]);
     bytes.extend(text.as_bytes());
@@ -180,11 +180,11 @@ fn push_checksum(bytes: &mut Vec<u8>) {
     bytes.extend(crc32fast::hash(bytes).to_le_bytes());
 }
 
-/// Reader for the parts of a file, in order.
+/// Reader of the parts of a file, in order.
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     input: R,
-    /// Checksum of the bytes read since the part began.
+    /// Checksum of the bytes read since the current part began.
     hasher: Hasher,
 }
 
@@ -310,7 +310,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// Writes bytes, and returns their number.
+/// Writes bytes and returns their number.
 pub(crate) fn write(output: &mut dyn Write, bytes: &[u8]) -> Result<u64, CompressionError> {
     output.write_all(bytes).map_err(CompressionError::Write)?;
     Ok(bytes.len() as u64)

@@ -14,7 +14,7 @@ use crate::frequencies::Frequencies;
 use crate::identity::{canary, digest};
 use crate::windows::{Stream, find_all};
 
-/// Compressed file whose header has been read.
+/// Compressed file after its header has been read.
 ///
 /// The header determines how the model must be loaded.
 ///
@@ -57,7 +57,7 @@ impl<R: Read> Compressed<R> {
         &self.header
     }
 
-    /// Writes the original bytes to `output`, and returns their number.
+    /// Writes the original bytes to `output` and returns their number.
     ///
     /// Each group is written after its checksums have been verified. After an error, the output contains only
     /// the beginning of the data. Callers that need all or nothing should write to a temporary location.
@@ -106,7 +106,7 @@ impl<R: Read> Compressed<R> {
         }
     }
 
-    /// Checks the model and its arithmetic against the header, and returns its byte tokens.
+    /// Checks the model and its arithmetic against the header and returns the model's byte tokens.
     fn check_model(&self, loaded: &LoadedModel) -> Result<ByteTokens, CompressionError> {
         let Header { dtype: expected, kv_dtype, windows, name, .. } = &self.header;
         let (found, found_kv) = (weights_on_cpu(loaded)?, loaded.model().kv_dtype());
@@ -160,7 +160,7 @@ impl<R: Read> Compressed<R> {
     }
 }
 
-/// Context that all streams of a group share.
+/// Context shared by all streams of a group.
 struct Work<'a> {
     tokens: &'a ByteTokens,
     bar: Option<&'a dyn Progress>,
@@ -173,7 +173,7 @@ impl Work<'_> {
     }
 }
 
-/// Stream that is not fully decoded yet.
+/// Stream that has not been fully decoded yet.
 struct OpenStream<'a> {
     decoder: Decoder<'a>,
     /// Number of original bytes.

@@ -1,4 +1,4 @@
-//! Errors of compression and decompression.
+//! Errors in compression and decompression.
 //!
 //! Each message contains what was found and what to do.
 
@@ -8,7 +8,7 @@ use candle_gpt2_engine::EngineError;
 use candle_gpt2_generation::GenerationError;
 use thiserror::Error;
 
-/// Error of compression or decompression.
+/// Error in compression or decompression.
 ///
 /// ```
 /// use candle_gpt2_compression::{Compressed, CompressionError};
@@ -21,7 +21,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CompressionError {
-    /// An error of the engine, for example while running the model.
+    /// Error from the engine, for example while running the model.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The context is outside the model's range.
@@ -45,7 +45,7 @@ pub enum CompressionError {
         "the tokenizer has no token for byte {byte:#04x}; use a model with a byte-level tokenizer, such as GPT-2's"
     )]
     MissingByteToken {
-        /// First byte without a token.
+        /// First byte that has no token.
         byte: u8,
     },
     /// The input cannot be read.
@@ -62,9 +62,9 @@ pub enum CompressionError {
         "the file has format version {found}, but this program reads version {known}; use a newer version"
     )]
     Version {
-        /// Version of the file.
+        /// Format version of the file.
         found: u8,
-        /// Version that this program reads.
+        /// Format version that this program reads.
         known: u8,
     },
     /// The arithmetic profile differs from this program's.
@@ -72,12 +72,12 @@ pub enum CompressionError {
         "the file was compressed with arithmetic profile {found}, but this program uses profile {known}; use the version that compressed it"
     )]
     Profile {
-        /// Profile of the file.
+        /// Arithmetic profile of the file.
         found: u8,
-        /// Profile of this program.
+        /// Arithmetic profile of this program.
         known: u8,
     },
-    /// This program does not support the dtypes.
+    /// This program does not support the file's dtypes.
     #[error(
         "the file was compressed with {found}, which this program does not support; use the version that compressed it"
     )]
@@ -88,13 +88,13 @@ pub enum CompressionError {
     /// The file is truncated.
     #[error("the file is truncated")]
     Truncated,
-    /// The content of the file has changed.
+    /// The content of the file is damaged.
     #[error("the file is damaged: {what}")]
     Damaged {
         /// Description of the damage.
         what: &'static str,
     },
-    /// The model's weights, keys or values have different dtypes from the file's.
+    /// The model's weights or KV cache have different dtypes from the file's.
     #[error(
         "the file was compressed with {expected}, but the model is loaded with {found}; load it with the file's dtypes"
     )]
@@ -110,7 +110,7 @@ pub enum CompressionError {
         /// Name of the model when the file was compressed.
         name: String,
     },
-    /// The model is the right one, but this machine computes different logits.
+    /// The model is correct, but this machine computes different logits.
     #[error(
         "this machine computes different logits from the one that compressed the file; decompress it there, or set another GPT2_INSTRUCTION_SET"
     )]

@@ -17,7 +17,7 @@ use candle_gpt2_generation::{GenerationError, largest};
 
 use crate::coder::{Interval, TOTAL};
 
-/// Number of exponentials to add up before each check for the token.
+/// Number of exponentials to sum between checks for the token.
 const BLOCK: usize = 256;
 
 /// Frequencies of all tokens.
@@ -40,7 +40,7 @@ impl Frequencies {
         self.interval(token, sum(&self.exponentials[..token]))
     }
 
-    /// Returns the token whose interval contains `position`, which is below [`TOTAL`].
+    /// Returns the token whose interval contains `position`; `position` must be below [`TOTAL`].
     pub(crate) fn at(&self, position: u64) -> (u32, Interval) {
         let (mut token, mut before) = (0, 0);
         // Skips whole blocks first. The token is in the last block that begins at or below `position`.
@@ -68,7 +68,7 @@ impl Frequencies {
         Interval { start, size: end - start }
     }
 
-    /// Returns the start of a token's interval; `before` is the sum of the exponentials before it.
+    /// Returns the start of a token's interval; `before` is the sum of all preceding exponentials.
     #[expect(clippy::cast_possible_truncation, reason = "at most TOTAL")]
     fn start(&self, token: usize, before: u64) -> u64 {
         let tokens = self.exponentials.len() as u64;

@@ -1,4 +1,4 @@
-//! Identity of the model that compressed a file: a digest of the model and a canary of its logits.
+//! Identity of a file's model: a digest of the model and a canary computed from its logits.
 //!
 //! The digest is the same on every machine that holds the model in the same dtypes. The canary is a checksum
 //! of logits, so it also changes with the arithmetic. Together they distinguish a wrong model from a machine
@@ -16,9 +16,9 @@ use crate::CompressionError;
 use crate::bytes::ByteTokens;
 use crate::windows::{Windows, for_each_next};
 
-/// Number of digest bytes in a file.
+/// Number of digest bytes stored in a file.
 pub(crate) const DIGEST_BYTES: usize = 8;
-/// Number of tokens in the canary's prompt, unless the windows are shorter.
+/// Number of tokens in the canary's prompt, or fewer if the windows are shorter.
 const CANARY_TOKENS: usize = 16;
 /// Number of matrix rows to expand together.
 const ROWS: usize = 1024;
@@ -64,7 +64,7 @@ pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8
     Ok(prefix)
 }
 
-/// Computes the checksum of the logits' bits after each token of a fixed prompt.
+/// Computes a checksum of the bits of the logits after each token of a fixed prompt.
 pub(crate) fn canary(
     model: &Gpt2LMHeadModel,
     windows: Windows,
@@ -113,7 +113,7 @@ impl Digester {
         layer.bias().map_or(Ok(()), |bias| self.tensor(bias))
     }
 
-    /// Adds a checksum of the values, which is ten times as fast as adding the values themselves.
+    /// Adds a checksum of the values to the digest; adding all values would be ten times slower.
     fn tensor(&mut self, tensor: &Tensor) -> Result<()> {
         let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         let mut hasher = Hasher::new();
@@ -129,7 +129,7 @@ impl Digester {
 mod tests {
     use candle_gpt2::Activation;
 
-    /// Files of earlier versions contain digests with these names.
+    /// Files from earlier versions contain digests that depend on these names.
     #[test]
     fn activation_names_are_stable() {
         let names = Activation::NAMES.map(|(_, activation)| format!("{activation:?}"));

@@ -19,9 +19,9 @@ use crate::CompressionError;
 
 /// Token dimension of a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
-/// Maximum number of tokens in a pass over several streams; the start of a window takes several passes.
+/// Maximum number of tokens in a pass over several streams; starting a window takes several passes.
 const PASS_TOKENS: usize = 512;
-/// Smallest context that predicts a token.
+/// Smallest context that can predict a token.
 const MIN_CONTEXT: usize = 2;
 
 /// Windows of a stream.
@@ -34,7 +34,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Creates windows of `context` tokens, by default all positions, that overlap by half.
+    /// Creates windows that overlap by half; `context` defaults to the model's number of positions.
     pub(crate) fn new(context: Option<usize>, config: &Gpt2Config) -> Result<Self, CompressionError> {
         let n_positions = config.n_positions;
         let context = context.unwrap_or(n_positions);
@@ -55,12 +55,12 @@ impl Windows {
     }
 }
 
-/// Returns the token that precedes each stream: the start token, or token 0 if there is none.
+/// Returns the token that precedes each stream: the start token, or token 0 if the model has none.
 pub(crate) fn start(config: &Gpt2Config) -> u32 {
     config.start_token().unwrap_or(0)
 }
 
-/// Calls `visit` with the logits of each token in `ids` except the first, and returns the results.
+/// Calls `visit` with the logits for each token in `ids` but the first, and returns the results.
 ///
 /// `visit` also receives the token's index. `progress` receives the number of tokens since the last call, and
 /// can stop the job with an error.
@@ -95,13 +95,13 @@ pub(crate) fn for_each_next<R: Send>(
 
 /// Stream whose tokens are being decoded.
 pub(crate) trait Stream: Sync {
-    /// Data that accompanies a found token.
+    /// Data that accompanies each token found.
     type Found: Send;
 
     /// Finds the next token from the logits.
     fn find(&self, logits: &[f32]) -> Result<(u32, Self::Found), GenerationError>;
 
-    /// Accepts the token that was found, and returns whether the stream continues.
+    /// Accepts the token that was found and returns whether the stream continues.
     fn take(&mut self, id: u32, found: Self::Found) -> Result<bool, CompressionError>;
 }
 
@@ -136,7 +136,7 @@ fn find<S: Stream>(
     while !rows.is_empty() {
         let hidden = read_last(model, &mut cache, &rows, unread)?; // (1, rows, C)
         let found = for_each_row(model, &hidden, 0..rows.len(), |row, logits| rows[row].stream.find(logits))?;
-        // Goes backward, so that the row that replaces a removed one has already been processed.
+        // Goes backward so that the row that replaces a removed one has already been processed.
         for (row, (id, found)) in found.into_iter().enumerate().rev() {
             rows[row].ids.push(id);
             if !rows[row].stream.take(id, found)? {
@@ -165,7 +165,7 @@ impl<'a, S> Row<'a, S> {
     }
 }
 
-/// Reads the last `unread` tokens of each row, and returns the hidden states of the last one.
+/// Reads the last `unread` tokens of each row and returns the last token's hidden states.
 fn read_last<S>(
     model: &Gpt2LMHeadModel,
     cache: &mut Gpt2Cache,

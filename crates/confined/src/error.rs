@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::{Limit, Limits};
 
-/// Failure of a worker, which also ends its session.
+/// Failure of a worker; it also ends the session.
 ///
 /// Returned by [`Session::ask`](crate::Session::ask); see [`Worker`](crate::Worker) for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -30,7 +30,7 @@ pub enum WorkerError {
     /// The system could not start a process for the worker.
     #[error("cannot start a process: {what}")]
     Unavailable {
-        /// Error message of the system.
+        /// Error message from the system.
         what: String,
     },
 }

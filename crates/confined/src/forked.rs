@@ -53,7 +53,7 @@ impl ForkServer {
         Ok(server)
     }
 
-    /// Receives the reply to the preparation.
+    /// Receives the reply after the program is prepared.
     pub(crate) fn prepared(&self, max_bytes: u64) -> io::Result<Received> {
         receive(&self.socket, max_bytes)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Limits of one answer.
+/// Limits for one answer.
 ///
 /// See [`Worker`](crate::Worker) for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct Limits {
     pub wall: Duration,
 }
 
-/// Limit that a program exceeded.
+/// Limit that a program can exceed.
 ///
 /// Part of [`WorkerError::Exceeded`](crate::WorkerError::Exceeded); see [`Worker`](crate::Worker) for an
 /// example.
@@ -33,7 +33,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Marker that replaces an answer's length.
+    /// Marker sent in place of an answer's length.
     pub(crate) const fn mark(self) -> u64 {
         match self {
             Self::CpuTime => u64::MAX,
@@ -112,7 +112,7 @@ mod unix {
 
     use super::Limit;
 
-    /// File descriptors of a worker: three standard streams, one or two sockets, and one to read `/proc`.
+    /// Maximum number of descriptors, for standard streams, one or two sockets, and reading `/proc`.
     const MAX_FILES: u64 = 16;
     /// Stack size of the main thread, which prepares programs.
     const MAIN_STACK_BYTES: u64 = 8 << 20;

@@ -8,7 +8,7 @@ use crate::{Limit, Limits};
 /// Maximum size of a message to a worker, large enough for a vocabulary.
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 
-/// Message, or the limit that ended its sender.
+/// Message, or the limit that stopped its sender.
 pub(crate) type Received = Result<Vec<u8>, Limit>;
 
 pub(crate) fn send(mut to: impl Write, parts: &[&[u8]]) -> io::Result<()> {
@@ -45,7 +45,7 @@ pub(crate) fn receive(mut from: impl Read, max_bytes: u64) -> io::Result<Receive
 pub(crate) struct QuestionHead {
     pub(crate) cpu: Duration,
     pub(crate) memory_bytes: u64,
-    /// Whether the answer reports the worker's memory, which costs about 0.1 ms.
+    /// Whether the answer reports the worker's memory usage, which costs about 0.1 ms.
     pub(crate) measures: bool,
 }
 

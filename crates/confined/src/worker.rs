@@ -24,7 +24,7 @@ use crate::{Limit, Limits, WorkerError};
 /// Environment variables that a program may need to start; workers receive no others.
 const ENVIRONMENT: [&str; 2] = ["LD_LIBRARY_PATH", "SystemRoot"];
 
-/// Program whose `main` calls [`run_worker`](crate::run_worker) before almost anything else.
+/// Program whose `main` calls [`run_worker`](crate::run_worker) before doing almost anything else.
 ///
 /// The `gpt2` binary uses itself, with a hidden command.
 ///
@@ -215,7 +215,7 @@ impl Worker {
 
 /// Process that runs a program and answers questions.
 ///
-/// The process ends when the session is dropped, or on the first failure. [`Worker::session`] starts it.
+/// The process ends when the session is dropped or on the first failure. [`Worker::session`] starts it.
 #[derive(Debug)]
 pub struct Session(Option<Channel>);
 
@@ -245,7 +245,8 @@ impl Session {
     /// # Errors
     /// If the answer exceeds a limit, or the process exits before it answers. Either ends the session.
     pub fn ask(&mut self, question: &[u8], limits: &Limits, measures: bool) -> Result<Answer, WorkerError> {
-        // Taken out: after a panic between question and answer, later answers would be out of sync.
+        // The channel is taken out, because after a panic between question and answer, later answers would be
+        // out of sync.
         let mut channel = self.0.take().ok_or(WorkerError::Ended)?;
         let head = QuestionHead::new(limits, measures).to_bytes();
         let message = received_within(channel.exchange(&[&head, question], limits.wall), limits)?;

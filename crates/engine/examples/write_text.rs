@@ -7,7 +7,7 @@ use std::io::{Write, stdout};
 use candle_gpt2_engine::{ModelOptions, Progress, Reporter, Unit};
 use candle_gpt2_generation::GenerationOptions;
 
-/// Prints a line when a job begins, and a dot for each step.
+/// Prints a line when a job begins and a dot for each step.
 struct Dots;
 
 impl Reporter for Dots {

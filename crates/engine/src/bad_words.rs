@@ -4,7 +4,7 @@ use candle_gpt2_weights::encode_piece;
 
 use crate::{EngineError, Vocabulary};
 
-/// Returns the token sequences to ban for a word: at the beginning of a text, and after a space.
+/// Returns the token sequences to ban for a word, both at the start of a text and after a space.
 ///
 /// A leading space in `word` makes no difference.
 ///

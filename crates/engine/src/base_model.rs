@@ -1,4 +1,4 @@
-//! Base model of adapters, and display name of a model with its adapters.
+//! Base model named by an adapter, and display name of a model with adapters.
 
 use std::path::{Path, PathBuf};
 
@@ -43,7 +43,7 @@ impl ModelOptions {
         Ok(Self { model, ..self.clone() })
     }
 
-    /// Name of the model with its adapters, for reports.
+    /// Name of the model and its adapters, for reports.
     pub fn display_name(&self) -> String {
         let mut parts = vec![self.model.display().to_string()];
         parts.retain(|model| model != ADAPTER_BASE);

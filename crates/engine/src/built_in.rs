@@ -1,4 +1,4 @@
-//! Built-in model `models/stories`, the default, which needs neither files nor a network.
+//! Default model `models/stories`, built into the program; needs neither files nor a network.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::EngineError;
 /// ```
 pub const BUILT_IN: &str = "built-in";
 
-/// Whether a path misspells [`BUILT_IN`], for example `builtin`, and does not exist.
+/// Whether a nonexistent path is a misspelling of [`BUILT_IN`], such as `builtin`.
 ///
 /// ```
 /// use candle_gpt2_engine::{BUILT_IN, is_nearly_built_in};
@@ -47,7 +47,7 @@ pub(crate) fn open(_: &OpenOptions) -> Result<Checkpoint, EngineError> {
 
 /// Transcoders of the built-in model's MLPs, with one `cfg.json` and tensor file per block.
 ///
-/// The files have the format of SAELens. The slice is empty if the program was built without the model.
+/// The files are in SAELens format. The slice is empty if the program was built without the model.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_engine::built_in_transcoders().len(), 7);

@@ -1,4 +1,4 @@
-//! Scores of candidate continuations, by the measures that multiple-choice benchmarks use.
+//! Scoring of candidate continuations, using the measures of multiple-choice benchmarks.
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_generation::{Continuation, check_continuations, first_best, score_continuations};
@@ -39,14 +39,14 @@ pub struct ScoredChoices {
     pub best: BestChoice,
 }
 
-/// Score of one choice, with natural logarithms.
+/// Score of one choice, in natural logarithms.
 ///
 /// Part of [`ScoredChoices`], which [`Choices::score`] returns.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoredChoice {
     /// Text of the choice.
     pub text: String,
-    /// Token ids of the choice, including prompt tokens that not all choices share.
+    /// Token ids of the choice, including any prompt tokens not shared by all choices.
     pub ids: Vec<u32>,
     /// Log-probability of each token.
     pub logprobs: Vec<f64>,
@@ -103,7 +103,7 @@ impl Choices {
         Ok(Self { prompt_ids: vocabulary.start_if_empty(prompt_ids), texts: texts.to_vec(), ids })
     }
 
-    /// Checks the number of tokens, which needs no loaded model.
+    /// Checks the token counts without loading the model.
     ///
     /// # Errors
     /// If the prompt or a choice has no tokens, or both together exceed the context.

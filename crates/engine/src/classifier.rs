@@ -1,4 +1,4 @@
-//! Classifiers: labels of a text, labels of each token, or the best of several texts.
+//! Classifiers that label a text, label each of its tokens, or rank several texts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{EngineError, ReadJob, Vocabulary};
 
-/// Default batch size, large enough to share the cost of reading the weights.
+/// Default batch size, large enough to amortize the cost of reading the weights.
 ///
 /// See [`Classifier`] for an example.
 pub const CLASSIFIED_AT_ONCE: usize = 8;
@@ -81,7 +81,7 @@ struct Row {
     ids: Vec<u32>,
     /// Character range of each token in the text; empty if only token ids were supplied.
     char_ranges: Vec<Range<usize>>,
-    /// Text of the choice, if the row is one.
+    /// Text of the choice, if the row is a choice.
     choice: Option<String>,
 }
 
@@ -108,7 +108,7 @@ pub enum Classification {
     },
 }
 
-/// A label and its score, as transformers' pipelines report them.
+/// A label and its score, as reported by transformers' pipelines.
 ///
 /// Part of a [`Classification`], which [`Classifier::classify`] returns.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -136,7 +136,7 @@ pub struct LabeledToken {
     pub id: u32,
     /// Text of the token; incomplete characters become U+FFFD.
     pub text: String,
-    /// Index of the token's first character in the text, without the space before a word.
+    /// Index of the token's first character in the text, not counting the space before a word.
     ///
     /// Absent if token ids were supplied.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -165,7 +165,7 @@ pub struct RankedChoice {
 }
 
 impl Question {
-    /// Encodes a text, and keeps its last `keep_last` tokens if it exceeds the context.
+    /// Encodes a text, keeping only its last `keep_last` tokens if it exceeds the context.
     ///
     /// # Errors
     /// If the model ranks choices, there is no tokenizer, it cannot encode the text, or the text exceeds the
@@ -228,7 +228,7 @@ impl Question {
         Ok(Self { rows: choices.into_iter().map(row).collect::<Result<_, _>>()?, has_choices: true })
     }
 
-    /// Keeps at most the last `tokens` tokens of each text, and at least one.
+    /// Truncates each text to its last `tokens` tokens, but to no fewer than one.
     pub fn keep_last(mut self, tokens: usize) -> Self {
         for Row { ids, char_ranges, .. } in &mut self.rows {
             ids.drain(..ids.len().saturating_sub(tokens.max(1)));
@@ -237,7 +237,7 @@ impl Question {
         self
     }
 
-    /// Shifts the tokens' positions by `chars`, for a text that is the end of a longer one.
+    /// Adds `chars` to the tokens' positions, for a text that is the tail of a longer one.
     pub fn shifted_by(mut self, chars: usize) -> Self {
         for range in self.rows.iter_mut().flat_map(|row| &mut row.char_ranges) {
             *range = range.start + chars..range.end + chars;
@@ -412,7 +412,7 @@ impl Classifier {
         }
     }
 
-    /// Creates the labels for these logits, best first.
+    /// Converts logits to labels, best first.
     fn labels(&self, logits: &[f32]) -> Vec<Label> {
         let config = self.config();
         let scores = scores(config, logits);
@@ -440,7 +440,7 @@ impl Classifier {
     }
 }
 
-/// Ranks the choices by these logits, best first.
+/// Ranks the choices by their logits, best first.
 fn ranked(rows: &[Row], logits: &[f32]) -> Vec<RankedChoice> {
     let choices = rows.iter().zip(logits).zip(softmax(logits)).enumerate();
     let mut choices: Vec<RankedChoice> = choices
@@ -455,7 +455,7 @@ fn ranked(rows: &[Row], logits: &[f32]) -> Vec<RankedChoice> {
     choices
 }
 
-/// Scores that transformers' pipelines compute from the logits over labels.
+/// Computes label scores from logits in the same way as transformers' pipelines.
 ///
 /// Source: `TextClassificationPipeline.postprocess`, and `TokenClassificationPipeline.postprocess`, which
 /// supports only the softmax.

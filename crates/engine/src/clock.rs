@@ -1,8 +1,8 @@
-//! System clock, which measures the `max_time` of a checkpoint's `generation_config.json`.
+//! System clock for the `max_time` limit in a checkpoint's `generation_config.json`.
 
 use candle_gpt2_generation::Clock;
 
-/// Starts a clock that measures only `max_time`; returns `None` in a browser, which has no clock.
+/// Starts a clock for `max_time` limits; returns `None` in a browser, which has no clock.
 ///
 /// ```
 /// assert!(candle_gpt2_engine::system_clock().is_some());

@@ -64,7 +64,7 @@ impl ModelOptions {
     /// does not contain.
     ///
     /// # Errors
-    /// If the checkpoint cannot be opened, its structure is not sound, or `reporter` interrupts the job. If
+    /// If the checkpoint cannot be opened, its structure is invalid, or `reporter` interrupts the job. If
     /// the format cannot represent the type or the model's configuration, or a GGUF file would lack or change
     /// the tokenizer. If the output has the wrong extension, exists or cannot be written.
     pub fn convert(
@@ -115,9 +115,9 @@ enum OutputKind {
 }
 
 impl OutputKind {
-    /// Determines the kind of output, and rejects file names with another extension.
+    /// Determines the kind of output, rejecting file names with any other extension.
     fn of(output: &Path) -> Result<Self, EngineError> {
-        /// File extensions that contain digits.
+        /// Known file extensions that contain digits.
         const ENDINGS: [&str; 4] = ["h5", "7z", "mp3", "mp4"];
         let ending = output.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         let is_ending = ending.bytes().all(|byte| byte.is_ascii_alphabetic()) || ENDINGS.contains(&ending);
@@ -140,9 +140,9 @@ impl OutputKind {
     }
 }
 
-/// Note on files that must be next to a safetensors file but are missing.
+/// Note on files that a safetensors file needs next to it and that are missing.
 fn needed_note(file: &Path, checkpoint: &Checkpoint, companions: &Companions) -> Option<String> {
-    /// Largest configuration to compare, in bytes.
+    /// Maximum size of a configuration file to compare, in bytes.
     const MAX_CONFIG_BYTES: u64 = 1 << 20;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let own = |text: &str| Gpt2Config::from_json(text).is_ok_and(|config| config == *checkpoint.config());

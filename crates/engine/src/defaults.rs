@@ -31,7 +31,7 @@ pub struct Defaults {
     path: Option<PathBuf>,
     /// Options that `generation_config.json` sets.
     file_options: GenerationOptions,
-    /// Model configuration with all end tokens that the files name.
+    /// Model configuration with all end tokens named in the files.
     config_with_file_ends: Gpt2Config,
     vocabulary: Arc<Vocabulary>,
 }
@@ -77,7 +77,7 @@ impl Defaults {
         }
     }
 
-    /// Settings from the files; a request overrides and then [completes](Self::complete) them.
+    /// Settings from the files; a request overrides them and then [completes](Self::complete) the result.
     ///
     /// End tokens outside the vocabulary are dropped: transformers writes its own end token, 50256, next to
     /// vocabularies of any size.
@@ -90,7 +90,7 @@ impl Defaults {
         &self.file_options
     }
 
-    /// End tokens that the files name, including any outside the vocabulary.
+    /// End tokens named in the files, including any outside the vocabulary.
     pub fn end_tokens_in_files(&self) -> &[u32] {
         &self.config_with_file_ends.eos_token_id
     }
@@ -103,7 +103,7 @@ impl Defaults {
         self.check_request(&self.config)
     }
 
-    /// Applies a request's options to the defaults, and [completes](Self::complete) the result.
+    /// Applies a request's options to the defaults and [completes](Self::complete) the result.
     ///
     /// # Errors
     /// If [`GenerationOptions::check`] fails, or an option does not fit the model or its files.
@@ -130,7 +130,7 @@ impl Defaults {
         self.complete(config)
     }
 
-    /// Adds the model's own settings to the configuration of a request, and checks it.
+    /// Adds the model's own settings to a request's configuration and validates the result.
     ///
     /// Stop strings that are special tokens become end tokens. Rows of the vocabulary without a token are
     /// suppressed.

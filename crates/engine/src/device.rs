@@ -1,4 +1,4 @@
-//! Device that a model runs on, and a check that its weights fit in the device's memory.
+//! Device selection, and a check that the weights fit in the device's memory.
 
 use std::fmt;
 use std::str::FromStr;
@@ -70,7 +70,7 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Opens a device, and rejects a weight type that it does not support.
+/// Opens a device after checking that it supports the weight type.
 pub(crate) fn open(
     choice: DeviceChoice,
     dtype: Option<WeightDType>,

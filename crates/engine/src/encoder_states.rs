@@ -1,4 +1,4 @@
-//! Encoder hidden states from a file, for a model with cross-attention.
+//! Encoder hidden states, read from a file for a model with cross-attention.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use candle_gpt2_weights::{TensorFile, WeightsError};
 
 use crate::EngineError;
 
-/// Name of the tensor in the file, which is the name of the argument in transformers.
+/// Name of the tensor in the file, same as the argument's name in transformers.
 const NAME: &str = "encoder_hidden_states";
 
 /// Encoder hidden states that have been checked against a model's configuration.

@@ -55,7 +55,7 @@ pub enum EngineError {
     /// The processor lacks the requested instruction set, or the kernels already use another one.
     #[error("GPT2_INSTRUCTION_SET: expected an instruction set of this processor ({}), found `{found}`", available.join(", "))]
     InstructionSet {
-        /// Requested name.
+        /// Requested instruction set.
         found: String,
         /// Names of the supported instruction sets.
         available: Vec<&'static str>,
@@ -127,10 +127,10 @@ pub enum EngineError {
     /// The options of a request are invalid or conflict.
     #[error("{what}", what = bounded_message(.what))]
     Options {
-        /// The options concerned, and how to fix the request.
+        /// The affected options, and how to fix the request.
         what: String,
     },
-    /// The table of published values is invalid, or lacks the model.
+    /// The table of published values is invalid or lacks the model.
     #[error("{what}", what = bounded_message(.what))]
     Published {
         /// The problem, and how to fix it.
@@ -145,13 +145,13 @@ pub enum EngineError {
     /// The output of an interrupted bulk job exists, and `resume` is not set.
     #[error("{}: contains the output of an interrupted run; use `resume` to continue it, or remove the file", path.display())]
     Unfinished {
-        /// File with the lines written so far.
+        /// Path of the file that contains the lines written so far.
         path: PathBuf,
     },
     /// A bulk job cannot write its lines, or the existing lines belong to another job.
     #[error("{}: {what}", path.display(), what = bounded_message(.what))]
     PartialFile {
-        /// File with the lines.
+        /// Path of the partial output file.
         path: PathBuf,
         /// The problem, and how to fix it.
         what: String,
@@ -233,7 +233,7 @@ fn in_other_type(fitting: Option<(&str, u64)>) -> String {
     }
 }
 
-/// Formats a number of bytes as `474.7 MiB`, or as `12.5 GiB` from 10 GiB.
+/// Formats a byte count as `474.7 MiB`, or as `12.5 GiB` from 10 GiB upward.
 struct Mebibytes(u64);
 
 impl std::fmt::Display for Mebibytes {

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{EngineError, Reporter};
 
-/// Number of prompt tokens, unless the context is shorter; more than one attention tile.
+/// Number of prompt tokens, or fewer if the context is shorter; exceeds one attention tile.
 const PROMPT_TOKENS: usize = 300;
 /// Number of tokens whose logits are in memory at a time.
 const PIECE_TOKENS: usize = 32;

@@ -1,4 +1,4 @@
-//! Description of a checkpoint with its evidence, and comparison of two checkpoints.
+//! Description of a checkpoint, with supporting evidence, and comparison of two checkpoints.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -137,7 +137,7 @@ pub struct Inspection {
     pub orientation: &'static str,
     /// Evidence for the dimension order, as text.
     pub orientation_evidence: String,
-    /// Class in transformers, which determines the head.
+    /// Name of the class in transformers, which determines the head.
     pub class: &'static str,
     /// Whether there is an output head that shares the token embedding's weights.
     pub tied_head: bool,
@@ -198,7 +198,7 @@ pub struct BytesPerType {
     pub f32: u64,
     /// 16-bit floating point.
     pub f16: u64,
-    /// 16-bit floating point with the exponent of `f32`.
+    /// 16-bit floating point with the exponent range of `f32`.
     pub bf16: u64,
 }
 
@@ -218,7 +218,7 @@ pub struct KvBytesPerType {
     pub f32: usize,
     /// 16-bit floating point.
     pub f16: usize,
-    /// 16-bit floating point with the exponent of `f32`.
+    /// 16-bit floating point with the exponent range of `f32`.
     pub bf16: usize,
     /// 8-bit integers.
     pub q8: usize,

@@ -75,7 +75,7 @@ fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Job {
-    /// Error type of the job, which errors of the engine convert to.
+    /// Error type of the job; must be convertible from engine errors.
     type Error: From<EngineError>;
 
     /// Returns the next prompt, or `None` after the last one.
@@ -84,7 +84,7 @@ pub trait Job {
     /// An error that ends the whole job.
     fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, Self::Error>;
 
-    /// Returns a seed for a prompt's completions that replaces the configuration's seed.
+    /// Returns a seed for a prompt's completions, which overrides the configuration's seed.
     ///
     /// Called after [`Job::next_prompt`] has returned the prompt.
     fn seed(&self, prompt: usize) -> Option<u64> {
@@ -162,7 +162,7 @@ impl LoadedModel {
         // Searches run one after the other, each with its own memory.
         let batch_size = if is_search { 1 } else { batch_size.max(1) };
         let config = Arc::new(config.clone());
-        // Reads one prompt more than a batch, to detect jobs that are smaller.
+        // Reads one prompt more than a batch to detect smaller jobs.
         let mut ahead = VecDeque::new();
         while !is_search && ahead.len() <= batch_size {
             let Some(prompt) = job.next_prompt()? else { break };
@@ -261,7 +261,7 @@ impl LoadedModel {
         Ok(scheduler)
     }
 
-    /// Returns the completions of a prompt before their first token.
+    /// Returns a prompt's completions as they are before the first token.
     fn empty_texts(&self, config: &GenerationConfig) -> Vec<Completion> {
         let text = self.vocabulary().tokenizer().map(|_| String::new());
         // Stop reason of a completion that has not ended.
@@ -291,8 +291,8 @@ fn deliver<J: Job>(
 
 /// Chooses the scheduler's capacity: `batch_size` sequences of any length, or fewer for a small job.
 ///
-/// A small job has at most `batch_size` prompts. Each prompt has `copies` sequences, and `tokens` holds the
-/// number of cached tokens of one of them.
+/// A small job has at most `batch_size` prompts. Each prompt has `copies` sequences. `tokens` holds, for each
+/// prompt, the number of cached tokens of one sequence.
 fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2Config) -> SchedulerOptions {
     let (texts, each) = if tokens.len() <= batch_size {
         (tokens.len().saturating_mul(copies), tokens.iter().copied().fold(1, usize::max))

@@ -4,7 +4,7 @@ use std::fs;
 
 use candle_gpt2_arithmetic::large_pages;
 
-/// Large pages of this process.
+/// Large-page usage of this process.
 ///
 /// Only memory for weights, such as a [`PackedMatrix`](candle_gpt2_arithmetic::PackedMatrix), and for KV
 /// caches requests them.
@@ -36,7 +36,7 @@ pub struct LargePages {
     pub is_asked: bool,
     /// Resident memory that requests large pages, in bytes.
     pub asked_bytes: Option<u64>,
-    /// Part of `asked_bytes` that is in large pages.
+    /// Number of the `asked_bytes` that are in large pages.
     pub bytes: Option<u64>,
 }
 

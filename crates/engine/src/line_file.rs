@@ -1,7 +1,7 @@
 //! Append-only file of lines, written by one process at a time.
 //!
-//! A line counts once its line break is written. A job that resumes after an interruption therefore neither
-//! loses nor repeats lines.
+//! A line counts only once its line break has been written. A job that resumes after an interruption therefore
+//! neither loses nor repeats lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};

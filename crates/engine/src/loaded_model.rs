@@ -46,7 +46,7 @@ impl LoadedModel {
         Self { model, assistant, vocabulary, defaults: Arc::new(defaults), weights }
     }
 
-    /// Returns the model with an observer of every forward pass.
+    /// Returns the model with an observer attached to every forward pass.
     ///
     /// See [`Gpt2LMHeadModel::observed_by`].
     pub fn observed_by(self, observer: Arc<Mutex<dyn Observer + Send>>) -> Self {

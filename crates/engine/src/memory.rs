@@ -26,16 +26,16 @@ use crate::{EngineError, LoadedModel};
 pub struct MemoryNeeded {
     /// Size of the weights in memory.
     pub weights: u64,
-    /// Additional memory while loading, at most one parameter of a file that is read in parts.
+    /// Additional memory while loading; at most one parameter if the file is read in parts.
     pub loading: u64,
     /// KV cache of one full context.
     pub kv: u64,
-    /// Approximate size of the activations of a full-length prompt, and of one token's logits.
+    /// Approximate size of a full-length prompt's activations and one token's logits.
     pub activations: u64,
 }
 
 impl MemoryNeeded {
-    /// Computes the requirements of a model with weights and KV cache in these types.
+    /// Computes a model's requirements for the given weight and KV cache types.
     ///
     /// `None` selects the default of [`ModelOptions`](crate::ModelOptions).
     ///
@@ -66,7 +66,7 @@ impl MemoryNeeded {
         Ok(Self { weights, loading, kv, activations: values.saturating_mul(size_of::<f32>() as u64) })
     }
 
-    /// Combines the memory of two models that run together and are loaded one after the other.
+    /// Combines the memory of two models that are loaded one after the other and run together.
     pub(crate) fn with(self, other: Self) -> Self {
         Self {
             weights: self.weights.saturating_add(other.weights),
@@ -87,8 +87,8 @@ impl MemoryNeeded {
 
 /// Checks that the weights fit in the free memory, including swap, if the system reports it.
 ///
-/// A process that exceeds the memory is killed without a message. Only the weights count, so every rejected
-/// model could not have been loaded.
+/// A process that exceeds the memory is killed without a message. Only the weights count, so no model that
+/// could be loaded is rejected.
 pub(crate) fn check_room(checkpoint: &Checkpoint, dtype: Option<WeightDType>) -> Result<(), EngineError> {
     let Some(ProcessMemory { available, swap, .. }) = ProcessMemory::now() else { return Ok(()) };
     check_room_in(available.saturating_add(swap) as u64, checkpoint, dtype)
@@ -118,7 +118,7 @@ fn check_room_in(free: u64, checkpoint: &Checkpoint, dtype: Option<WeightDType>)
     Err(EngineError::WeightRoom { free, weights, dtype, fitting })
 }
 
-/// KV cache for all sequences that run concurrently.
+/// KV cache size of all sequences that run concurrently.
 #[derive(Debug, PartialEq)]
 pub(crate) struct KvDemand {
     /// Number of sequences, or rows of a search.
@@ -130,10 +130,10 @@ pub(crate) struct KvDemand {
 }
 
 impl KvDemand {
-    /// Computes the KV cache of the first `options.max_texts` sequences.
+    /// Computes the KV cache size of the first `options.max_texts` sequences.
     ///
-    /// Each prompt has `copies` sequences, and `tokens` holds the length of one of them. A CPU allocates
-    /// memory when it is written, and a GPU allocates all of it before the first sequence.
+    /// Each prompt has `copies` sequences. `tokens` holds, for each prompt, the length of one sequence. A CPU
+    /// allocates memory when it is written, and a GPU allocates all of it before the first sequence.
     pub(crate) fn of_texts(tokens: &[usize], copies: usize, options: SchedulerOptions, is_cpu: bool) -> Self {
         let SchedulerOptions { max_texts: rows, kv_tokens, .. } = options;
         if !is_cpu {
@@ -148,7 +148,7 @@ impl KvDemand {
         Self { rows, longest: tokens.iter().copied().max().unwrap_or(0), kv_tokens }
     }
 
-    /// Computes the KV cache of the rows of a search.
+    /// Computes the KV cache size of a search's rows.
     pub(crate) fn of_search(prompt: &[u32], config: &GenerationConfig, model: &Gpt2Config) -> Self {
         let (rows, more) = match config.search_mode() {
             // Contrastive search also runs the last token through the model.
@@ -235,7 +235,7 @@ mod tests {
         assert!(endless.check_in(0, config.kv_bytes_per_token(KvDType::F32)).is_err(), "no overflow");
     }
 
-    /// A long sequence does not enlarge the cache of the others on a CPU; a GPU allocates all of it.
+    /// On a CPU, a long sequence does not enlarge the others' cache; a GPU allocates it all up front.
     #[test]
     fn kv_demand_on_cpu_sums_individual_lengths() {
         let of = |copies, options, is_cpu| KvDemand::of_texts(&[1000, 3, 0, 5], copies, options, is_cpu);

@@ -16,7 +16,7 @@ use crate::{
 
 /// A model whose weights have not been read yet.
 ///
-/// Requests can be checked with it before the slow part begins.
+/// Requests can be checked against it before the slow loading begins.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -65,7 +65,7 @@ impl ModelOptions {
         self.open_any(reporter)?.classifier()
     }
 
-    /// Opens a model with any head; the configuration names it.
+    /// Opens a model with any head; the configuration names the head.
     ///
     /// Everything else is the same as in [`ModelOptions::open`].
     ///

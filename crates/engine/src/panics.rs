@@ -22,7 +22,7 @@ fn stored_panics() -> MutexGuard<'static, VecDeque<PanicRecord>> {
     PANICS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes panics print nothing and stores their messages for [`panic_message`].
+/// Silences panics and stores their messages for [`panic_message`].
 ///
 /// The code that catches a panic reports it. Programs call this at the beginning of `main`.
 pub fn keep_panics() {

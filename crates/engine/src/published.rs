@@ -15,7 +15,7 @@ use crate::logits::{largest, logits};
 use crate::memory::dtype_on_cpu;
 use crate::{EngineError, ModelOptions, Reporter, Unit, Vocabulary};
 
-/// Table of published values that is compiled into the program.
+/// Table of published values, compiled into the program.
 const TABLE: &str = include_str!("published.json");
 
 /// Published values of models, by model name.
@@ -33,7 +33,7 @@ pub struct PublishedValues {
     models: Vec<PublishedModel>,
 }
 
-/// Names of a model and its published values.
+/// A model's names and its published values.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PublishedModel {
@@ -45,13 +45,13 @@ struct PublishedModel {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "check", rename_all = "snake_case", deny_unknown_fields)]
 enum Value {
-    /// Number of parameters, with shared ones counted once.
+    /// Number of parameters, counting shared ones once.
     Parameters { value: usize, source: String },
     /// Keys of `config.json` that determine the shape of every tensor.
     Config { value: BTreeMap<String, usize>, source: String },
     /// Token ids of a text.
     Tokens { text: String, ids: Vec<u32>, source: String },
-    /// Greedy continuation of a prompt, and whether the end-of-text token follows it.
+    /// Greedy continuation of a prompt, and whether the end-of-text token follows.
     Greedy {
         prompt: String,
         text: String,
@@ -90,7 +90,7 @@ impl Value {
     }
 }
 
-/// Result of the comparison with one published value.
+/// Result of a comparison with one published value.
 ///
 /// [`Verification`](crate::Verification) lists these results.
 ///
@@ -107,7 +107,7 @@ impl Value {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PublishedCheck {
-    /// Description of the published value, and of the value found if it differs.
+    /// Description of the published value, plus the value found if it differs.
     pub check: String,
     /// Publisher of the value.
     pub source: String,
@@ -165,7 +165,7 @@ impl PublishedValues {
     }
 }
 
-/// Compares a checkpoint with the published values of the model that `options` names.
+/// Compares a checkpoint with the published values of the model named by `options`.
 ///
 /// Returns the results, and a note for each kind of value that is not published for this model.
 ///
@@ -200,8 +200,8 @@ pub(crate) fn compare(
 
 /// Largest allowed difference of a logit.
 ///
-/// In f32, published values have four digits and sums differ in their order. Quantization to a few bits moves
-/// the logits of these models by up to a few units.
+/// In f32, published values have four digits, and sums are computed in a different order. Quantization to a
+/// few bits moves the logits of these models by up to a few units.
 fn logit_tolerance(dtype: WeightDType) -> f64 {
     match dtype {
         WeightDType::F32 => 5e-4,

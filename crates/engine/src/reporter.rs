@@ -1,6 +1,6 @@
 //! Interface for progress and notes; the library itself prints nothing.
 
-/// Receives the progress of long jobs, and notes; each front end implements it.
+/// Receives notes and the progress of long jobs; each front end implements it.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -25,10 +25,10 @@
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Reporter: Send + Sync {
-    /// Starts a job of `total` units, which ends when the returned value is dropped.
+    /// Starts a job of `total` units that ends when the returned value is dropped.
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress>;
 
-    /// Reports a note for the user, which is not an error.
+    /// Reports a note to the user; notes are not errors.
     fn note(&self, note: &str);
 
     /// Whether the job should stop early because the user interrupted it.
@@ -55,7 +55,7 @@ pub trait Progress: Send + Sync {
 pub enum Unit {
     /// Bytes.
     Bytes,
-    /// Items with this name, such as `tokens`.
+    /// Items with the given name, such as `tokens`.
     Items(&'static str),
 }
 

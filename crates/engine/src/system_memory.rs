@@ -1,4 +1,4 @@
-//! Total and free memory of the machine, of a control group and of a GPU.
+//! Total and free memory of the machine, a control group or a GPU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ struct ControlGroup {
     files: &'static GroupFiles,
 }
 
-/// File names and keys of a control group in one of Linux's two cgroup versions.
+/// File names and keys of a control group in one of the two Linux cgroup versions.
 #[derive(Debug, PartialEq)]
 struct GroupFiles {
     root: &'static str,
@@ -133,7 +133,7 @@ const VERSION_2: GroupFiles = GroupFiles {
     swap_counts_memory: false,
 };
 
-/// Lists the control groups in a process's `/proc/self/cgroup`, innermost first, up to the root.
+/// Lists a process's control groups in `/proc/self/cgroup`, from the innermost up to the root.
 ///
 /// In a container, the root is the container's control group.
 fn groups_of(own: &str) -> Vec<ControlGroup> {

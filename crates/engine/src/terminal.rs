@@ -11,7 +11,7 @@ use crate::{Progress, Reporter, Unit};
 /// Number of redraws per second.
 const REDRAWS_PER_S: u8 = 5;
 
-/// Reporter that shows notes on standard error, and jobs as progress bars if it is a terminal.
+/// Reporter that prints notes to standard error and shows progress bars if that is a terminal.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Terminal};
@@ -53,7 +53,7 @@ impl Drop for Bar {
     }
 }
 
-/// Creates a progress bar of `total` units with the name `what`, the `{msg}` of the template.
+/// Creates a progress bar of `total` units named `what`, which replaces `{msg}` in the template.
 ///
 /// The bar is hidden if standard error is not a terminal.
 ///

@@ -1,4 +1,4 @@
-//! Completion driver: calls of one or more prompts, each with an owner, share a scheduler.
+//! Completion driver, which lets calls of one or more prompts share a scheduler.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
@@ -7,7 +7,7 @@ use candle_gpt2_generation::{Event, GenerationError, Request, RequestId, Schedul
 
 /// Calls whose completions are being generated.
 ///
-/// `O` is the caller's data for a call, its owner.
+/// `O` is the type of a call's owner, data that the caller attaches to the call.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -36,15 +36,15 @@ pub struct CompletionDriver<O> {
     /// Scheduler; `None` once [`CompletionDriver::rebuild`] has failed.
     scheduler: Option<Scheduler>,
     calls: BTreeMap<CallId, Call<O>>,
-    /// Queue of calls with prompts that the scheduler has not received.
+    /// Queue of calls with prompts not yet submitted to the scheduler.
     turns: VecDeque<CallId>,
-    /// Prompts that the scheduler has received.
+    /// Prompts submitted to the scheduler.
     prompts: BTreeMap<RequestId, Submitted>,
     /// Number of calls begun so far.
     count: u64,
 }
 
-/// Identifier of a call of [`CompletionDriver`], in the order of [`CompletionDriver::begin`].
+/// Identifier of a call, numbered in the order of [`CompletionDriver::begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallId(u64);
 
@@ -55,7 +55,7 @@ struct Call<O> {
     unfinished: usize,
 }
 
-/// A prompt that the scheduler has received.
+/// A prompt submitted to the scheduler.
 #[derive(Clone, Copy)]
 struct Submitted {
     call: CallId,
@@ -81,13 +81,13 @@ pub struct CallEvent {
 }
 
 impl<O> CompletionDriver<O> {
-    /// Creates a driver without calls, for a scheduler without requests.
+    /// Creates a driver without calls; `scheduler` must not have any requests.
     pub fn new(scheduler: Scheduler) -> Self {
         let (calls, turns, prompts) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
         Self { scheduler: Some(scheduler), calls, turns, prompts, count: 0 }
     }
 
-    /// Adds a call, whose prompts are queued.
+    /// Adds a call and queues its prompts.
     pub fn begin(&mut self, requests: Vec<Request>, owner: O) -> CallId {
         let id = CallId(self.count);
         self.count += 1;
@@ -98,7 +98,7 @@ impl<O> CompletionDriver<O> {
         id
     }
 
-    /// Submits the next prompt, from each call in turn, unless the scheduler has reached `limit`.
+    /// Submits the next prompt, taking calls in turn, unless the scheduler has reached `limit`.
     ///
     /// The limit applies to the sum of running and waiting sequences. Returns the call, the index of the
     /// prompt, and an error if the scheduler rejects the prompt. In that case the caller must end the call.
@@ -118,7 +118,7 @@ impl<O> CompletionDriver<O> {
 
     /// Runs a step of the scheduler; `progress` is passed to [`Scheduler::step_with`].
     ///
-    /// Returns the events, and an error if the device failed after them. In that case the scheduler has ended
+    /// Returns the events, plus an error if the device failed after them. In that case the scheduler has ended
     /// all its requests.
     pub fn step(
         &mut self,
@@ -139,7 +139,7 @@ impl<O> CompletionDriver<O> {
         (happened.collect(), failure)
     }
 
-    /// Ends a call, cancels its requests, and returns its owner.
+    /// Ends a call, cancels its requests and returns its owner.
     pub fn end(&mut self, id: CallId) -> Option<O> {
         let call = self.calls.remove(&id)?;
         self.turns.retain(|turn| *turn != id);
@@ -159,7 +159,7 @@ impl<O> CompletionDriver<O> {
         self.calls.get_mut(&id).map(|call| &mut call.owner)
     }
 
-    /// Returns the calls that have not been ended, with their owners.
+    /// Returns the open calls and their owners.
     pub fn owners(&self) -> impl Iterator<Item = (CallId, &O)> {
         self.calls.iter().map(|(id, call)| (*id, &call.owner))
     }
@@ -170,7 +170,7 @@ impl<O> CompletionDriver<O> {
             && self.calls.values().all(|call| call.rest.is_empty())
     }
 
-    /// Scheduler, for its settings and statistics; `None` if it could not be rebuilt.
+    /// Scheduler, for access to its settings and statistics; `None` if it could not be rebuilt.
     pub fn scheduler(&mut self) -> Option<&mut Scheduler> {
         self.scheduler.as_mut()
     }

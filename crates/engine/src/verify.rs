@@ -15,13 +15,13 @@ use crate::{
     Vocabulary, fingerprint,
 };
 
-/// Number of tokens in the fixed prompt, unless the context is shorter.
+/// Number of tokens in the fixed prompt, or fewer if the context is shorter.
 const PROMPT_TOKENS: usize = 16;
 /// Note on a checkpoint without a tokenizer.
 const NO_TOKENIZER: &str = "no tokenizer found";
 /// Largest allowed difference between logits with and without a cache.
 ///
-/// It is relative to the largest logit. Both sides are f32, but sum in a different order in every block.
+/// It is relative to the largest logit. Both computations use f32, but sum in a different order.
 const CACHE_TOLERANCE: f64 = 1e-4;
 
 /// Options of a verification.
@@ -38,7 +38,7 @@ const CACHE_TOLERANCE: f64 = 1e-4;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerifyOptions {
-    /// Another checkpoint, whose logits for a fixed prompt are compared.
+    /// Another checkpoint to compare logits with, for a fixed prompt.
     pub against: Option<PathBuf>,
     /// Largest allowed difference from the logits of `against`.
     pub tolerance: f64,
@@ -100,7 +100,7 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Creates the report on a checkpoint that cannot be opened, with one problem.
+    /// Creates a report with one problem, for a checkpoint that cannot be opened.
     pub fn unopened(problem: String) -> Self {
         Self {
             sound: false,
@@ -114,12 +114,12 @@ impl Verification {
         }
     }
 
-    /// Whether the checkpoint has a tokenizer, or one was specified.
+    /// Whether the checkpoint has a tokenizer or one was specified.
     pub fn has_tokenizer(&self) -> bool {
         self.notes.iter().all(|note| note != NO_TOKENIZER)
     }
 
-    /// Converts an error about damaged files into a report, and returns any other error.
+    /// Converts an error about damaged files to a report, and returns any other error.
     ///
     /// # Errors
     /// The error itself, if a file is missing or unreadable, the options are invalid, or the job was
@@ -261,7 +261,7 @@ fn check_comparable(first: &Checkpoint, second: &Checkpoint) -> Result<(), Engin
     Ok(())
 }
 
-/// Models of a checkpoint, on the CPU in the stored types.
+/// Models built from a checkpoint, on the CPU in the stored types.
 struct Models {
     language_model: Option<Gpt2LMHeadModel>,
     classifier: Option<Classifier>,
@@ -283,7 +283,7 @@ impl Models {
         })
     }
 
-    /// Returns the logits of a text: token logits, followed by label logits.
+    /// Returns the logits of a text: token logits followed by label logits.
     fn logits(&self, prompt: &[u32]) -> Result<Vec<f32>, EngineError> {
         let mut all = match &self.language_model {
             Some(model) => logits(model, prompt)?,
@@ -296,7 +296,7 @@ impl Models {
     }
 }
 
-/// Checks the tokenizer and the special tokens against the vocabulary, and returns notes.
+/// Checks the tokenizer and special tokens against the vocabulary and returns any notes.
 fn check_tokens(
     checkpoint: &Checkpoint,
     tokenizer: Option<&Path>,

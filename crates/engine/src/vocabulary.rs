@@ -1,4 +1,4 @@
-//! Vocabulary of a model: encoding, decoding, the start token, and rows without a token.
+//! Vocabulary of a model: encoding, decoding, start token and padding rows.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use candle_gpt2_weights::{
 
 use crate::EngineError;
 
-/// Tokens of a model, which are available without its weights.
+/// Tokens of a model, available without loading its weights.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -59,7 +59,7 @@ impl Vocabulary {
         }
     }
 
-    /// Reads the tokenizer from this path, or from the checkpoint, which may have none.
+    /// Reads the tokenizer from the given path, or from the checkpoint if that has one.
     pub(crate) fn read(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> Result<Self, EngineError> {
         match checkpoint.tokenizer(tokenizer) {
             Err(WeightsError::NoTokenizer { folder, found }) => {
@@ -104,7 +104,7 @@ impl Vocabulary {
         self.chat_template.as_ref().as_ref().map(Option::as_deref)
     }
 
-    /// Encodes a text, with the special tokens that the tokenizer adds.
+    /// Encodes a text, including the special tokens that the tokenizer adds.
     ///
     /// # Errors
     /// If there is no tokenizer, it cannot encode the text, or the model lacks one of the tokens.
@@ -142,7 +142,7 @@ impl Vocabulary {
         Some(lost.to_string())
     }
 
-    /// Note on tokens that the model lacks; texts with these tokens are rejected.
+    /// Note on tokenizer tokens that the model lacks; texts containing them are rejected.
     pub fn foreign_note(&self) -> Option<String> {
         let (id, token) = largest_foreign_token(self.tokenizer.as_ref()?, self.config.vocab_size)?;
         let vocab_size = self.config.vocab_size;
@@ -163,12 +163,12 @@ impl Vocabulary {
 
     /// Whether a text needs the encoder, which takes some time to build.
     fn needs_encoder(&self, text: &str) -> bool {
-        /// Maximum length of a text that the `tokenizers` library encodes alone, in bytes.
+        /// Maximum length of a text encoded by the `tokenizers` library alone, in bytes.
         const MAX_SHORT_BYTES: usize = 4096;
         text.len() > MAX_SHORT_BYTES || self.tokenizer.as_deref().is_some_and(TextEncoder::is_needed)
     }
 
-    /// Encodes a text, with the character range of each token; see [`encode_with_places`].
+    /// Encodes a text and returns the character range of each token; see [`encode_with_places`].
     ///
     /// # Errors
     /// Same as [`Vocabulary::encode`].
@@ -183,7 +183,7 @@ impl Vocabulary {
         Ok((self.check_ids(ids)?, char_ranges))
     }
 
-    /// Returns token ids of the tokenizer if the model has all of them.
+    /// Returns the tokenizer's ids unchanged if the model has all of them.
     pub(crate) fn check_ids(&self, ids: Vec<u32>) -> Result<Vec<u32>, EngineError> {
         match ids.iter().find(|id| !self.config.has_token(**id)) {
             Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: self.config.vocab_size }),
@@ -199,18 +199,18 @@ impl Vocabulary {
         Ok(decode(self.required_tokenizer()?, ids, skip_special_tokens)?)
     }
 
-    /// Returns the bytes of a token, possibly part of a character; without a tokenizer, `#` and the id.
+    /// Returns a token's bytes, possibly part of a character; `#` and the id if there is no tokenizer.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let bytes = self.tokenizer.as_ref().and_then(|tokenizer| token_bytes(tokenizer, id));
         bytes.unwrap_or_else(|| format!("#{id}").into_bytes())
     }
 
-    /// Returns the ids, or the start token if there are none and the vocabulary has one.
+    /// Returns the ids; if there are none, the start token, provided that the vocabulary has one.
     pub fn start_if_empty(&self, ids: Vec<u32>) -> Vec<u32> {
         if ids.is_empty() { self.config.start_token().into_iter().collect() } else { ids }
     }
 
-    /// Prepares the prompt that a model receives for these ids.
+    /// Prepares the prompt passed to a model for the given ids.
     ///
     /// An empty prompt becomes the start token. A prompt longer than the context is truncated.
     ///
@@ -232,7 +232,7 @@ impl Vocabulary {
         config.eos_token_id.iter().filter_map(note).collect()
     }
 
-    /// Returns the id of a special token, such as the end of a text, from its text.
+    /// Looks up the id of a special token, such as the end of text, by its text.
     pub(crate) fn special_token(&self, text: &str) -> Option<u32> {
         let tokenizer = self.tokenizer.as_ref()?;
         tokenizer.token_to_id(text).filter(|id| ordinary_token(tokenizer, *id).is_none())

@@ -1,10 +1,10 @@
-//! Adapter that forwards the progress of reading a checkpoint to a reporter.
+//! Adapter that reports the progress of reading a checkpoint.
 
 use candle_gpt2_weights::ReadProgress;
 
 use crate::{Progress, Reporter, Silent, Unit};
 
-/// Job that reads a known number of bytes, reports its progress and can be interrupted.
+/// Interruptible job that reads a known number of bytes and reports its progress.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, ReadJob, Silent};
@@ -22,12 +22,12 @@ pub struct ReadJob<'a> {
 }
 
 impl<'a> ReadJob<'a> {
-    /// Starts a job of `bytes` bytes, which ends when the value is dropped.
+    /// Starts a job of `bytes` bytes that ends when the value is dropped.
     pub fn new(reporter: &'a dyn Reporter, what: &str, bytes: u64) -> Self {
         Self { reporter, bar: reporter.start(what, bytes, Unit::Bytes) }
     }
 
-    /// Creates a job that the reporter can interrupt but that shows no progress.
+    /// Creates a job that the reporter can interrupt but whose progress is not shown.
     pub fn without_progress(reporter: &'a dyn Reporter) -> Self {
         Self { reporter, bar: Box::new(Silent) }
     }

@@ -18,7 +18,7 @@ const MAX_BLANKS: usize = 4096;
 /// Maximum distance from a key to its colon, in bytes.
 const MAX_KEY_BYTES: usize = 1024;
 
-/// A violated limit of [`check_yaml`].
+/// A limit of [`check_yaml`] that was violated.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum YamlError {
@@ -86,7 +86,7 @@ struct SimpleKey {
 }
 
 struct Scanner {
-    /// Text, with the end marker `\0` that libyaml appends.
+    /// Text followed by the end marker `\0` that libyaml appends.
     characters: Vec<char>,
     at: usize,
     line: usize,
@@ -395,7 +395,7 @@ impl Scanner {
     fn block_scalar(&mut self) -> Result<Progress, YamlError> {
         self.skip()?;
         let mut increment = None;
-        // A chomping indicator and an indentation indicator, in either order.
+        // Chomping and indentation indicators, in either order.
         for _ in 0..2 {
             match self.peek(0) {
                 '+' | '-' => self.skip()?,

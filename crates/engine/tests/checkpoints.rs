@@ -1,4 +1,4 @@
-//! Checkpoints without their models: inspection, verification, conversion, and interrupted jobs.
+//! Checkpoint jobs: inspection, verification, conversion, and their interruption.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -24,7 +24,7 @@ fn inspect_options() -> InspectOptions {
     InspectOptions { model: None, preset: None, tensors: false, diff: None, n_head: None, hub }
 }
 
-/// Reporter that interrupts the job at check number `last`.
+/// Reporter that interrupts the job at its `last`-th check.
 struct InterruptAfter {
     checks: AtomicUsize,
     last: usize,
@@ -163,7 +163,7 @@ fn damaged_file_fails_verification_but_missing_file_errors() {
     assert!(VerifyOptions::allows(0.0) && !VerifyOptions::allows(-1.0) && !VerifyOptions::allows(f64::NAN));
 }
 
-/// Embedding rows, configuration and tokenizer that do not match (ggml-org/ggml#371).
+/// Embedding rows, configuration and tokenizer disagree (ggml-org/ggml#371).
 #[test]
 fn mismatched_tokens_and_logits_are_problems() {
     let verify = |model: &Path, options: VerifyOptions| self::options(model).verify(&options, &Silent);
@@ -192,10 +192,10 @@ fn mismatched_tokens_and_logits_are_problems() {
     assert!(message.contains("the vocabularies differ: 300 tokens here, 320 in"), "{message}");
 }
 
-/// A NaN among the logits makes a checkpoint with finite weights unsound, whatever value follows.
+/// A NaN logit fails verification, even if all weights are finite and later logits are not NaN.
 #[test]
 fn non_finite_logits_fail_verification() {
-    // With 0 the last logit is finite again.
+    // A scale of 0 makes the last logit finite again.
     for scale in [1e4, 0.0] {
         let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
             let huge = Tensor::full(3e38_f32, 28, &Device::Cpu).unwrap();
@@ -231,7 +231,7 @@ fn tensor_statistics_skip_non_finite_values() {
     assert!((statistics.standard_deviation - variance.sqrt()).abs() < 1e-12);
 }
 
-/// Hub that accepts connections but never responds.
+/// Uses a Hub that accepts connections but never responds.
 #[cfg(feature = "hub")]
 #[test]
 fn waiting_for_a_silent_hub_can_be_interrupted() {

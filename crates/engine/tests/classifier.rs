@@ -12,7 +12,7 @@ use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporar
 use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
-/// Tolerance for f32 sums through three blocks, in a different order than in PyTorch.
+/// Tolerance for f32 rounding over three blocks, because PyTorch sums in a different order.
 ///
 /// The issue requires this bound.
 const TOLERANCE: f64 = 1e-4;
@@ -112,7 +112,7 @@ fn logits_equal_transformers_at_any_batch_size() {
     }
 }
 
-/// Rows that end with padding tokens, and a row of padding alone.
+/// Tests rows that end with padding tokens and a row that is all padding.
 ///
 /// The classifier reads the same token as transformers.
 #[test]
@@ -168,7 +168,7 @@ fn scores_and_offsets_equal_transformers_pipelines() {
     assert!(compared > 20, "{compared}");
 }
 
-/// The pipeline uses `NONE` for regression, and `SIGMOID` for one label without a `problem_type`.
+/// The pipeline uses `NONE` for regression and `SIGMOID` for a single label without a `problem_type`.
 #[test]
 fn regression_uses_logits_and_a_single_label_the_sigmoid() {
     let folder = CheckpointFolder::of("heads/multi_label").with_config(json!({"problem_type": "regression"}));
@@ -202,7 +202,7 @@ fn regression_uses_logits_and_a_single_label_the_sigmoid() {
     }
 }
 
-/// Reduced precision rounds the weights of all blocks, but not of the head.
+/// Reduced precision rounds the weights of all blocks but not the head's.
 ///
 /// An error in scale, order or packing would change the logits by their full magnitude.
 #[test]

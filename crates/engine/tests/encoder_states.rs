@@ -15,7 +15,7 @@ use candle_gpt2_generation::{EarlyStopping, GenerationConfig, GenerationError, s
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporary_folder, worst};
 use serde_json::Value;
 
-/// Tolerance for log-probabilities: at most twice the required logit tolerance of 1e-4.
+/// Tolerance for log-probabilities, twice the required logit tolerance of 1e-4.
 const LOG_PROBABILITIES: f64 = 2e-4;
 
 fn folder() -> PathBuf {
@@ -49,7 +49,7 @@ fn log_probabilities(model: &LoadedModel, row: &Value) -> Vec<f64> {
     scored.logprobs.into_iter().flatten().collect()
 }
 
-/// Returns the largest difference from the fixture's values.
+/// Returns the largest difference from the expected values in the fixture.
 fn difference(found: &[f64], row: &Value, key: &str) -> f64 {
     let expected: Vec<f64> = serde_json::from_value(row[key].clone()).unwrap();
     assert_eq!(found.len(), expected.len());
@@ -79,7 +79,7 @@ impl Job for Prompts {
     }
 }
 
-/// Generates new tokens for the prompts of all rows, three at a time.
+/// Generates new tokens for all rows' prompts, three at a time.
 fn generated(
     model: &LoadedModel,
     change: impl FnOnce(GenerationConfig) -> GenerationConfig,
@@ -123,7 +123,7 @@ fn completions_equal_transformers_in_every_decoding_mode() {
     assert_eq!(generated(&assisted, |config| config), expected("greedy"));
 }
 
-/// The difference from f32 is rounding error, far smaller than the effect of the states.
+/// Other weight types differ from f32 only by rounding, far less than the effect of the states.
 #[test]
 fn every_weight_dtype_attends_to_encoder_states() {
     for (dtype, rounding) in [
@@ -153,7 +153,7 @@ fn every_weight_dtype_attends_to_encoder_states() {
     }
 }
 
-/// Writes a file whose only tensor is `name`.
+/// Writes a file with a single tensor named `name`.
 fn written(folder: &Path, name: &str, tensor: &Tensor) -> PathBuf {
     let path = folder.join("states.safetensors");
     tensor.save_safetensors(name, &path).unwrap();
@@ -198,7 +198,7 @@ fn model_without_cross_attention_rejects_states() {
     assert!(error.to_string().contains("the model has no cross-attention"), "{error}");
 }
 
-/// Causal masks that old versions of transformers saved for both attentions are not parameters.
+/// Old versions of transformers saved causal masks for both attentions; they are not parameters.
 #[test]
 fn stored_causal_masks_are_ignored() {
     let folder = CheckpointFolder::of("cross-attention").with_tensors(|tensors| {

@@ -1,4 +1,4 @@
-//! A front end's use of the crate, from a model name to completions, without printed output.
+//! The crate as a front end uses it, from a model name to completions, without printing.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -24,19 +24,19 @@ fn load(folder: &CheckpointFolder) -> LoadedModel {
     options(folder).open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// Greedy configuration, as for the fixture's texts.
+/// Greedy configuration, same as for the fixture's expected texts.
 fn greedy(model: &LoadedModel, max_new_tokens: usize) -> GenerationConfig {
     let defaults = model.defaults().unwrap();
     let config = GenerationConfig { max_new_tokens, do_sample: false, ..defaults.config().clone() };
     defaults.complete(config).unwrap()
 }
 
-/// Prompts of a test, and the result of each.
+/// Prompts of a test and their results.
 #[derive(Default)]
 struct Prompts {
     waiting: Vec<Vec<u32>>,
     results: Vec<(usize, Result<Vec<Completion>, GenerationError>)>,
-    /// Prompts requested so far; `most_open` is the peak number of prompts without a result.
+    /// Number of prompts requested so far; `most_open` is the peak number without a result.
     requested: usize,
     most_open: usize,
     is_interrupted: bool,
@@ -149,7 +149,7 @@ fn failing_prompts_do_not_affect_the_others() {
     }
 }
 
-/// A prompt with its own seed has the same completions in a batch as alone.
+/// A prompt with its own seed yields the same completions in a batch as on its own.
 #[test]
 fn each_prompt_may_have_its_own_seed() {
     let model = load(&CheckpointFolder::tiny());
@@ -175,7 +175,7 @@ fn each_prompt_may_have_its_own_seed() {
     }
 }
 
-/// The `max_time` of a checkpoint applies without any setting by the caller.
+/// A checkpoint's `max_time` applies even if the caller sets nothing.
 #[test]
 fn max_time_of_a_checkpoint_applies() {
     for (max_time, pieces) in [(3600.0, 6), (1e-9, 1)] {
@@ -194,7 +194,7 @@ fn max_time_of_a_checkpoint_applies() {
     }
 }
 
-/// Stepwise generation returns the same completions.
+/// Generating a batch step by step returns the same completions as generating each prompt alone.
 #[test]
 fn stepwise_batch_equals_single_completions() {
     let model = load(&CheckpointFolder::tiny());
@@ -230,7 +230,7 @@ fn stepwise_batch_equals_single_completions() {
     assert!(events.is_empty() && failure.is_some() && texts.is_idle());
 }
 
-/// An interruption during a pass returns the tokens of earlier passes, in every kind of generation.
+/// Interrupting any kind of generation in mid-pass returns the tokens of earlier passes.
 #[test]
 fn interrupted_generation_returns_the_tokens_so_far() {
     let model = load(&CheckpointFolder::tiny());
@@ -279,7 +279,7 @@ fn interrupted_generation_returns_the_tokens_so_far() {
     assert!(interruptible(Arc::new(|| true), score).is_err());
 }
 
-/// Completions without tokens never wait, but the number of open prompts is still limited.
+/// Completions without tokens finish immediately, but the number of open prompts is still limited.
 #[test]
 fn number_of_open_prompts_is_limited() {
     let model = load(&CheckpointFolder::tiny());
@@ -294,7 +294,7 @@ fn number_of_open_prompts_is_limited() {
     }
 }
 
-/// The check counts the tokens that the sequences can have, and runs before any work.
+/// The memory check counts the tokens that the sequences can reach and runs before any work.
 #[cfg(target_os = "linux")]
 #[test]
 fn batch_that_exceeds_memory_is_rejected_before_any_work() {
@@ -419,7 +419,7 @@ fn invalid_inputs_are_rejected_before_the_weights_load() {
     assert!(matches!(error, EngineError::Generation(GenerationError::StopStringsWithoutTokenizer)));
 }
 
-/// A broken `generation_config.json` affects only callers that generate.
+/// An invalid `generation_config.json` affects only callers that generate.
 #[test]
 fn generation_config_is_validated_on_use() {
     let broken = CheckpointFolder::tiny().with("generation_config.json", r#"{"guidance_scale": 2}"#);

@@ -1,6 +1,6 @@
 //! Hashes in `fingerprints.json` that must be the same on every machine.
 //!
-//! They cover logits, and what the built-in model scores, samples and finds by search. Other tests check the
+//! They cover logits, and the built-in model's scores, samples and search results. Other tests check the
 //! same file in other processes, with other instruction sets and thread counts, and under Node.
 //!
 //! After a change of the arithmetic, `WRITE_FINGERPRINTS=1 cargo test -p candle-gpt2-engine --test
@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 
 /// Path of `fingerprints.json`.
 ///
-/// The file lists models, each with its changes to the tiny checkpoint's configuration and its hashes by
+/// The file lists models. Each has its changes to the tiny checkpoint's configuration and its hashes by
 /// type.
 fn file() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fingerprints.json")
@@ -32,7 +32,7 @@ fn file() -> PathBuf {
 const TYPES: [(&str, &str); 5] =
     [("f32", "f32"), ("f16", "f16"), ("q8", "f16"), ("q6", "f16"), ("q4", "f16")];
 
-/// Uses the instruction set that `GPT2_INSTRUCTION_SET` names, or the fastest one.
+/// Uses the instruction set named by `GPT2_INSTRUCTION_SET`, or the fastest one.
 #[test]
 fn logits_completions_and_scores_match_the_stored_hashes() {
     if let Ok(name) = std::env::var(process::INSTRUCTION_SET) {
@@ -72,7 +72,7 @@ fn logits_completions_and_scores_match_the_stored_hashes() {
     }
 }
 
-/// Hashes the log-probabilities of a text, and the tokens from every sampler and search.
+/// Hashes the log-probabilities of a text and the tokens from every sampler and search.
 fn hash_of_completions(loaded: &LoadedModel) -> String {
     let encode = |text: &str| loaded.vocabulary().encode(text).unwrap();
     let mut hash = Sha256::new();
@@ -112,7 +112,7 @@ fn hash_of_completions(loaded: &LoadedModel) -> String {
     format!("{:x}", hash.finalize())
 }
 
-/// Opens a folder's files as bytes, as WebAssembly requires, or the built-in model.
+/// Opens the built-in model, or a folder's files as bytes, as WebAssembly requires.
 fn open(options: &ModelOptions, folder: Option<&CheckpointFolder>) -> Opened {
     let Some(folder) = folder else { return options.open(&Silent).unwrap() };
     let mut files = GivenFiles::new("tiny");

@@ -28,7 +28,7 @@ const TOKEN: &str = "hf_secret";
 const TIMEOUT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Response of the Hub, which each test can change.
+/// Response of the Hub; each test can change it.
 #[derive(Clone)]
 struct Reply {
     status: u16,
@@ -79,7 +79,7 @@ impl Request {
     }
 }
 
-/// Hub with one model and its cache, next to a file that must not change.
+/// Hub with one model, and its cache next to a file that must not change.
 struct Hub {
     endpoint: String,
     requests: Arc<Mutex<Vec<Request>>>,
@@ -123,7 +123,7 @@ impl Hub {
         options.open(&Silent)
     }
 
-    /// Opens the model, which must fail and change nothing outside the cache.
+    /// Opens the model; checks that it fails and changes nothing outside the cache.
     #[track_caller]
     fn error(&self) -> HubError {
         let before = self.outside();
@@ -249,7 +249,7 @@ fn listing(names: &[&str], sha: &str) -> Reply {
     Reply::new(json!({ "sha": sha, "siblings": siblings }).to_string())
 }
 
-/// Hub that sends this header with every file.
+/// Hub that sends the given header with every file.
 fn with_header(name: &'static str, value: impl Into<String>) -> Hub {
     let value = value.into();
     Hub::new(move |request, reply| match request.path.starts_with("/api/") {
@@ -258,7 +258,7 @@ fn with_header(name: &'static str, value: impl Into<String>) -> Hub {
     })
 }
 
-/// Hub with this list of files.
+/// Hub that returns the given list of files.
 fn with_listing(reply: Reply) -> Hub {
     Hub::new(move |request, other| if request.path.starts_with("/api/") { reply.clone() } else { other })
 }
@@ -305,7 +305,7 @@ fn adapter_is_downloaded_but_rejected_as_a_model() {
     );
 }
 
-/// Values that are unsafe as a path component, and the part of each that a message quotes.
+/// Values that are unsafe as a path component, with the part that the error message quotes.
 fn unsafe_values(victim: &Path) -> Vec<(String, String)> {
     let long = "a".repeat(129);
     let victim = victim.display().to_string();
@@ -588,7 +588,7 @@ fn concurrent_clients_share_one_cache() {
     assert_eq!(weights, fs::read(fixture_path("tiny-checkpoint/model.safetensors")).unwrap());
 }
 
-/// Links can exist in the cache, for example from an earlier program.
+/// The cache may already contain links, for example from an earlier program.
 #[cfg(unix)]
 #[test]
 fn writes_do_not_follow_links_in_the_cache() {
@@ -614,7 +614,7 @@ fn writes_do_not_follow_links_in_the_cache() {
     }
     let hub = planted("models--someone--tiny/refs", "victim");
     assert!(hub.error().to_string().contains("; remove it from the cache"));
-    // A link at the path of a file is replaced, or read if it leads to a file.
+    // A link in place of a file is replaced, or read if it points to a file.
     let hub = planted("models--someone--tiny/refs/main", "victim/.bashrc");
     hub.open().unwrap();
     assert_eq!(fs::read_to_string(hub.victim()).unwrap(), "precious");
@@ -624,7 +624,7 @@ fn writes_do_not_follow_links_in_the_cache() {
     assert!(!hub.root.path().join("victim/new").exists());
 }
 
-/// Cache from an earlier version, with records chosen by a hostile Hub.
+/// Simulates a cache from an earlier version whose records a hostile Hub chose.
 #[test]
 fn unsafe_refs_in_the_cache_are_rejected() {
     let hub = Hub::new(|_, reply| reply);

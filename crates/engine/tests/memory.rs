@@ -1,6 +1,6 @@
-//! Stated memory requirements of a model match its allocations.
+//! Tests that a model's stated memory requirements match its allocations.
 //!
-//! These tests have their own process, because they count every allocation.
+//! These tests run in their own process, because they count every allocation.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -46,12 +46,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Lock that runs one test at a time, because allocations of another test would also count.
+/// Lock that runs one test at a time, because another test's allocations would be counted too.
 static SERIAL: Mutex<()> = Mutex::new(());
 
 /// Runs `work` and returns its result, the bytes that it keeps allocated, and its peak.
 ///
-/// Bytes allocated before are not included.
+/// Bytes allocated earlier are not included.
 fn counted<T>(work: impl FnOnce() -> T) -> (T, u64, u64) {
     // Large pages come from the system and are invisible to the allocator.
     process::use_large_pages("off").unwrap();
@@ -87,13 +87,13 @@ impl ReadAt for Parts {
     }
 }
 
-/// Widths that are not multiples of the packing sizes; the embedding is the largest tensor.
+/// Configuration with widths that are not multiples of the packing sizes and a large embedding.
 fn config() -> Gpt2Config {
     let json = r#"{"vocab_size": 5003, "n_positions": 500, "n_embd": 264, "n_layer": 3, "n_head": 11, "n_inner": 1000}"#;
     Gpt2Config::from_json(json).unwrap()
 }
 
-/// Writes a checkpoint in `dtype`, and opens it from a file that is read in parts.
+/// Writes a checkpoint in `dtype` and opens it from a file that is read in parts.
 fn written(folder: &Path, config: &Gpt2Config, dtype: DType) -> Checkpoint {
     let tensor = |shape: Vec<usize>| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
     let tensors: HashMap<String, Tensor> = expected_parameters(config)
@@ -108,7 +108,7 @@ fn written(folder: &Path, config: &Gpt2Config, dtype: DType) -> Checkpoint {
     Checkpoint::open_given(files, &OpenOptions::default(), &|_| ()).unwrap()
 }
 
-/// Allowance for memory that is not stated: names, lists of tensors, and data kept by threads.
+/// Allowance for memory not included in the figures: names, tensor lists and thread-local data.
 const SMALL: u64 = 256 << 10;
 
 #[test]
@@ -164,7 +164,7 @@ fn allocations_match_the_stated_memory() {
     }
 }
 
-/// Blocks of integers become f32 before they are packed.
+/// Blocks of integers are converted to f32 before they are packed.
 #[test]
 fn gguf_allocations_stay_within_the_stated_memory() {
     let _serial = SERIAL.lock();

@@ -1,4 +1,4 @@
-//! Process-wide settings, whose tests run in their own process.
+//! Process-wide settings, tested in a process of their own.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -1,4 +1,4 @@
-//! Comparisons with published values: the built-in table, and tables written for these tests.
+//! Comparisons with published values, from the built-in table and from tables made for these tests.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -47,7 +47,7 @@ fn parameter_counts_in_the_table_match_its_configs() {
     assert!(sizes.iter().chain(&others).all(|name| names.contains(name)), "{names:?}");
 }
 
-/// Values of every kind, measured by generation and scoring.
+/// Measures a value of every kind by generating and scoring.
 fn measured(loaded: &LoadedModel) -> Vec<Value> {
     let vocabulary = loaded.vocabulary();
     let (prompt, source) = ("Once upon a time", "this test");
@@ -102,7 +102,7 @@ fn measured_values_pass_and_altered_ones_fail() {
     }
 }
 
-/// Quantized weights have wider tolerances, which their logits need.
+/// Quantized weights get wider tolerances, because their logits deviate more.
 #[test]
 fn quantized_weights_have_wider_tolerances() {
     let values = {
@@ -120,7 +120,7 @@ fn quantized_weights_have_wider_tolerances() {
     }
 }
 
-/// A quantized file is computed in its own type and needs the tolerance of that type.
+/// A quantized file is computed in its own type and is compared with that type's tolerance.
 #[test]
 fn quantized_file_uses_the_tolerance_of_its_dtype() {
     let folder = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ fn unlisted_models_and_invalid_tables_are_errors() {
     }
 }
 
-/// A kind of value without a source produces a note.
+/// A kind of value that is not published for the model produces a note.
 #[test]
 fn unpublished_kinds_of_value_are_noted() {
     let values = json!([{ "check": "config", "value": { "n_positions": 512 }, "source": "this test" }]);

@@ -37,9 +37,9 @@ fn run<T: Serialize + Clone>(
     job.run(tokens, work).unwrap()
 }
 
-/// Returns the objects that `job` writes, after checking that a resumed job writes the same ones.
+/// Returns the objects that `job` writes, after checking that resuming it writes the same ones.
 ///
-/// The job is resumed after every number of lines.
+/// The job is resumed after each possible number of lines.
 fn objects(job: &dyn Fn(RowsOutput<'_>) -> Vec<FailedRow>) -> Vec<Value> {
     let mut lines = Vec::new();
     let failed = job(RowsOutput::Lines(Box::new(|line| {
@@ -70,7 +70,7 @@ fn classifier(name: &str) -> Classifier {
     options.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap()
 }
 
-/// Completions of several rows; the third prompt cannot be continued.
+/// Generates completions for several rows; the third prompt cannot be continued.
 #[test]
 fn completions_do_not_depend_on_other_rows() {
     // Three tokens are allowed, each once, and the third prompt has used all of them.

@@ -1,4 +1,4 @@
-//! Bits per byte that a model needs for a text.
+//! Computes the bits per byte that a model needs to encode a text.
 //!
 //! Run it with `cargo run -p candle-gpt2-evaluation --example bits_of_a_text`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]

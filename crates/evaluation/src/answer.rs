@@ -12,7 +12,7 @@ use crate::EvaluationError;
 pub struct ItemResult {
     /// Index of the item in the data, from 0.
     pub index: usize,
-    /// Id of the item, if the data has one.
+    /// Item id, if the data provides one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub id: Option<String>,
     /// Group of the data that the item counts toward.
@@ -20,7 +20,7 @@ pub struct ItemResult {
     pub group: Option<String>,
     /// Digest of the item's tokens: [`Item::token_digest`](crate::Item::token_digest).
     pub asked: String,
-    /// Number of tokens before the first scored or generated one.
+    /// Number of tokens before the first scored or generated token.
     pub context_tokens: usize,
     /// Results of the scored choices.
     pub choices: Vec<ChoiceResult>,
@@ -39,7 +39,7 @@ pub struct ItemResult {
 }
 
 impl ItemResult {
-    /// Returns `self` if `now` is equal up to rounding differences between instruction sets.
+    /// Returns `self` if it equals `now` up to rounding differences between instruction sets.
     ///
     /// # Errors
     /// Returns [`EvaluationError::OtherResult`] if the results differ.
@@ -52,11 +52,11 @@ impl ItemResult {
     }
 }
 
-/// Whether log-probabilities differ at most by rounding.
+/// Whether paired log-probabilities differ by no more than rounding.
 pub(crate) fn is_like(mut pairs: impl Iterator<Item = (f64, f64)>) -> bool {
     /// Relative tolerance.
     ///
-    /// Two CPUs with the same weights differ less, and 4-bit weights change results more.
+    /// Results on different CPUs with the same weights differ less. Quantizing to 4 bits changes them more.
     const RELATIVE: f64 = 1e-4;
     pairs.all(|(a, b)| a == b || (a - b).abs() <= RELATIVE * a.abs().max(1.0))
 }
@@ -108,7 +108,7 @@ pub struct Predicted {
 }
 
 impl Predicted {
-    /// Finds the best of these choices by each measure.
+    /// Finds the best choice by each measure.
     pub fn of(choices: &[ChoiceResult]) -> Self {
         let best = |measure: fn(&ChoiceResult) -> f64| {
             candle_gpt2_generation::first_best(choices.iter().map(measure))

@@ -1,4 +1,4 @@
-//! Meaning of a protocol name: a protocol, a task file, or the comparison of two models.
+//! Resolution of protocol names: a built-in protocol, a task file, or a comparison of two models.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ pub(crate) struct RequestedProtocol {
     pub(crate) kind: Kind,
 }
 
-/// Component that prepares and measures.
+/// Implementation that prepares the data and computes the metrics.
 #[derive(Debug, Clone)]
 pub(crate) enum Kind {
-    /// The protocol itself.
+    /// The protocol's own functions.
     Protocol,
     /// A task from a YAML file.
     Task(Arc<HarnessTask>),
@@ -71,7 +71,7 @@ impl RequestedProtocol {
         self.number.or(usual).unwrap_or(0)
     }
 
-    /// Returns the protocol's name for reports, with its number; `name` is the caller's name for it.
+    /// Returns the protocol's name for reports, with its parameter; `name` is the caller's name for it.
     pub(crate) fn name(&self, name: &str) -> String {
         match &self.kind {
             Kind::Task(task) => task.name().to_owned(),

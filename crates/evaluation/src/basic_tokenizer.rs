@@ -1,4 +1,4 @@
-//! BERT's `BasicTokenizer`: lower case without accents, split at whitespace and around punctuation.
+//! BERT's `BasicTokenizer`: lowercases, strips accents, and splits at whitespace and punctuation.
 
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
@@ -9,7 +9,7 @@ use tokenizers::{
 /// Splits text into words and punctuation marks.
 pub(crate) fn words(text: &str) -> Vec<String> {
     let mut text = NormalizedString::from(text);
-    // Neither step fails on any text. A text that cannot be split has no words.
+    // Neither step should fail on any text. If one does, the text has no words.
     if BertNormalizer::new(true, true, Some(true), true).normalize(&mut text).is_err() {
         return Vec::new();
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::ItemResult;
 
-/// Item-by-item comparison of a run with another one.
+/// Item-by-item comparison of two runs.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{Comparison, ItemResult};
@@ -25,11 +25,11 @@ use crate::ItemResult;
 pub struct Comparison {
     /// Log of the other run.
     pub path: String,
-    /// Summary of the other run, see [`LogHead::run`](crate::LogHead::run).
+    /// Summary of the other run; see [`LogHead::run`](crate::LogHead::run).
     pub run: String,
     /// Number of compared items.
     pub items: usize,
-    /// Answers by each measure that selects one.
+    /// Agreement of the two runs' answers, for each measure that selects an answer.
     pub answers: Vec<Flips>,
     /// Mean difference in log-probability per item, this run minus the other, in nats.
     ///
@@ -37,7 +37,7 @@ pub struct Comparison {
     pub logprob: Option<PairedDifference>,
 }
 
-/// Answers that are correct in one run or the other.
+/// Counts of items that both runs, one run or neither run answered correctly.
 ///
 /// Part of a [`Comparison`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -55,14 +55,14 @@ pub struct Flips {
     pub n01: usize,
     /// Number of items that neither run answers correctly.
     pub n00: usize,
-    /// Number of answers that differ from the other run's, correct or not.
+    /// Number of items with different answers in the two runs, correct or not.
     pub changed: usize,
     /// Accuracy of this run minus the accuracy of the other.
     #[serde(flatten)]
     pub difference: PairedDifference,
 }
 
-/// Mean difference between pairs.
+/// Mean of paired differences, with its standard error.
 ///
 /// Part of a [`Comparison`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -70,7 +70,7 @@ pub struct PairedDifference {
     /// Mean of the differences.
     #[serde(serialize_with = "crate::number::serialize")]
     pub difference: f64,
-    /// Standard error: the standard deviation of the differences over the square root of their number.
+    /// Standard error: the standard deviation of the differences divided by the square root of their count.
     #[serde(serialize_with = "crate::number::optional::serialize")]
     pub stderr: Option<f64>,
 }
@@ -160,7 +160,7 @@ mod tests {
         ItemResult { choices, gold: Some(1), predicted, correct, ..ItemResult::default() }
     }
 
-    /// Paired differences of five answers, where 1 is correct.
+    /// Checks the paired differences of five answers; the correct answer is always 1.
     ///
     /// This run answers 1 1 2 0 3 and the other 1 0 1 2 3. The differences are 0 1 -1 0 0, with mean 0
     /// and variance 2 / 4.

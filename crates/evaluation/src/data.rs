@@ -22,11 +22,11 @@ use crate::{DataError, EvaluationError};
 pub use record::Record;
 use record::Row;
 
-/// Maximum number of bytes of data in memory.
+/// Maximum size of data in memory, in bytes.
 const MAX_BYTES: u64 = 4 << 30;
-/// Maximum number of bytes of the data that a task file names.
+/// Maximum total size of the data files that a task file names, in bytes.
 const MAX_BYTES_OF_TASK: u64 = 1 << 30;
-/// Maximum number of bytes from a FIFO or a device.
+/// Maximum number of bytes to read from a FIFO or a device.
 const MAX_STREAM_BYTES: u64 = 256 << 20;
 /// Magic bytes at the start of a Parquet file.
 const PARQUET_MAGIC: &[u8] = b"PAR1";
@@ -61,7 +61,7 @@ struct DataFile {
     bytes: Vec<u8>,
 }
 
-/// Entries in order, up to the first one that cannot be read.
+/// Iterator over the entries in order, up to the first unreadable entry.
 ///
 /// Returned by [`Data::records`].
 pub type Records<'a> = Box<dyn Iterator<Item = Result<Record, DataError>> + 'a>;
@@ -130,7 +130,7 @@ impl Data {
         &self.path
     }
 
-    /// Returns the SHA-256 in lowercase hexadecimal, for a folder over its concatenated files.
+    /// Returns the SHA-256 in lowercase hexadecimal; for a folder, it covers the concatenated files.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }
@@ -162,7 +162,7 @@ impl Data {
         Ok(utf8(file)?)
     }
 
-    /// Returns the texts of the data: the field `text` of each entry, or the whole text file.
+    /// Returns the data's texts: the field `text` of each entry, or the whole text file.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Data::text`], and if an entry cannot be read or lacks the field.
@@ -174,7 +174,7 @@ impl Data {
         self.records().map(text).collect()
     }
 
-    /// Iterates over the entries of JSONL, CSV and Parquet in order, up to the first unreadable one.
+    /// Iterates over the entries of JSONL, CSV or Parquet data in order, up to the first unreadable entry.
     ///
     /// Empty lines of JSONL are skipped. The first row of CSV names the fields.
     pub fn records(&self) -> Records<'_> {

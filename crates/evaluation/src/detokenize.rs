@@ -1,4 +1,4 @@
-//! Text cleaning that matches the Python code of the protocols.
+//! Text cleanup that matches the protocols' Python code.
 //!
 //! It covers the WikiText detokenizer of Megatron-LM and lm-evaluation-harness, HellaSwag's `preprocess`,
 //! and Python's definitions of whitespace and capitalization.
@@ -17,7 +17,7 @@ pub(crate) fn strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// Number of parts when splitting at whitespace, including empty ones: `len(re.split(r"\s+", text))`.
+/// Number of parts after splitting at whitespace, including empty ones: `len(re.split(r"\s+", text))`.
 pub(crate) fn count_words(text: &str) -> usize {
     let starts_run = |before: Option<char>, here: char| is_space(here) && !before.is_some_and(is_space);
     let before = std::iter::once(None).chain(text.chars().map(Some));
@@ -49,7 +49,7 @@ pub(crate) fn wikitext(page: &str) -> String {
     text
 }
 
-/// Compiles patterns of Python's `re`, each with its replacement.
+/// Compiles patterns in Python's `re` syntax, each with its replacement.
 ///
 /// Python's `\s` includes the four ASCII separators.
 fn patterns<const N: usize>(of: [(&str, &'static str); N]) -> Vec<(Regex, &'static str)> {
@@ -57,7 +57,7 @@ fn patterns<const N: usize>(of: [(&str, &'static str); N]) -> Vec<(Regex, &'stat
     of.into_iter().filter_map(|(pattern, with)| Some((compiled(pattern).ok()?, with))).collect()
 }
 
-/// Whitespace inside a pair of marks, from each opening mark to the next closing one.
+/// Patterns that remove whitespace just inside brackets and quotation marks.
 static INSIDE_MARKS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     patterns([
         (r"\(\s*([^)]*?)\s*\)", "(${1})"),
@@ -72,7 +72,7 @@ static INSIDE_MARKS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
 /// Its pattern and replacement were meant without the slashes. As written, it inserts its second pattern
 /// literally wherever the first one matches, which happens in hardly any text.
 static SLASHES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([("/' [0-9]/", "/'[0-9]/")]));
-/// Brackets and their contents, if they close on the same line.
+/// Pattern that removes brackets and their contents if they close on the same line.
 static BRACKETS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([(r"\[.*?\]", "")]));
 
 fn substituted(text: &str, patterns: &[(Regex, &str)]) -> String {

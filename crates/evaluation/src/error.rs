@@ -1,4 +1,4 @@
-//! Errors of evaluations; each message states the problem and a remedy.
+//! Evaluation errors; each message states the problem and a remedy.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ pub struct DataError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EvaluationError {
-    /// Error of the model, its tokenizer or the Hub.
+    /// Error from the model, its tokenizer or the Hub.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// Error in an entry of the data.
@@ -46,7 +46,7 @@ pub enum EvaluationError {
     UnknownProtocol {
         /// The name.
         name: String,
-        /// Similar names, or where to find all of them.
+        /// Similar names, or a pointer to the full list.
         hint: String,
     },
     /// Setting that the protocol or the model does not support.
@@ -65,7 +65,7 @@ pub enum EvaluationError {
         /// Option, expected value and found value.
         what: String,
     },
-    /// A comparison of two models without a second one.
+    /// Comparison of two models without a second model.
     #[error("`kl` compares two models, and the second model is missing; set `base` or `base_dtype`")]
     NoBase,
     /// Interruption by the user; the log keeps the results up to that point.
@@ -87,7 +87,7 @@ pub enum EvaluationError {
         /// Expected value, found value and remedy.
         what: String,
     },
-    /// Result of the model that differs from the result in the resumed run's log.
+    /// Recomputed result that differs from the one in the resumed run's log.
     #[error(
         "item {index} of the log: the model now produces a different result, so the log was written with other weights or \
          data; choose another name"

@@ -1,4 +1,4 @@
-//! Evaluation of items in the order of the data, in batches; each result is reported immediately.
+//! Evaluation of items in batches, in data order; each result is reported immediately.
 //!
 //! Sequences are scored in runs of about a thousand tokens. That is enough to batch sequences of similar
 //! length, and little work is lost after an interruption. The choices of an item share the computation of
@@ -74,15 +74,15 @@ impl Prepared {
         }
     }
 
-    /// Returns the number of tokens that the model reads if the first `done` items are done.
+    /// Returns the number of tokens left for the model to read after the first `done` items.
     ///
-    /// The last done item is read again. The common prefix of an item's choices counts once.
+    /// The last completed item is read again. The common prefix of an item's choices counts once.
     pub fn tokens_to_read(&self, done: usize) -> u64 {
         let items = self.items.get(done.saturating_sub(1)..).unwrap_or_default();
         items.iter().map(|item| tokens_of(item) as u64).sum()
     }
 
-    /// Generates the words of items that all ask for the same number of tokens.
+    /// Generates the words for items that all need the same number of tokens.
     fn write(
         &self,
         model: &LoadedModel,
@@ -157,7 +157,7 @@ fn score(
             progress.advance(*tokens as u64);
             run.clear();
             *tokens = 0;
-            // Every item whose scores are complete.
+            // Report every item whose scores are complete.
             while let Some((item, count)) = open.pop_front_if(|(_, count)| *count <= scored.len()) {
                 let scores: Vec<_> = scored.drain(..count).collect();
                 keep(scored_item(item, &scores))?;
@@ -207,7 +207,7 @@ fn scored_choice<'a>(choice: &Choice, scores: impl Iterator<Item = &'a TokenScor
     })
 }
 
-/// Result with all fields that do not depend on the model's output.
+/// Creates a result with only the fields that do not depend on the model's output.
 fn empty_result(item: &Item) -> ItemResult {
     ItemResult {
         index: item.index,
@@ -224,7 +224,7 @@ struct WordJob<'a> {
     items: &'a [Item],
     /// Items whose prompts have not been requested yet.
     prompts: slice::Iter<'a, Item>,
-    /// Results that wait for an earlier one, by item.
+    /// Finished results that are waiting for an earlier one, by item index.
     finished: BTreeMap<usize, ItemResult>,
     /// Index of the next item to report.
     next: usize,

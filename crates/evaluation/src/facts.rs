@@ -19,13 +19,13 @@ pub struct ModelFacts<'a> {
 }
 
 impl<'a> ModelFacts<'a> {
-    /// Collects the facts of a model that these options opened.
+    /// Collects the facts about a model that was opened with these options.
     pub fn of_opened(options: &ModelOptions, opened: &'a Opened) -> Self {
         let device = device_name(opened.device());
         Self::new(options, opened.vocabulary(), opened.weight_type(), device)
     }
 
-    /// Collects the facts of a model that these options opened and whose weights are loaded.
+    /// Collects the facts about a loaded model that was opened with these options.
     pub fn of_loaded(options: &ModelOptions, loaded: &'a LoadedModel) -> Self {
         let device = device_name(loaded.device());
         Self::new(options, loaded.vocabulary(), loaded.weight_type(), device)

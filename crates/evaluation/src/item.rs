@@ -3,7 +3,7 @@
 use candle_gpt2_generation::Sequence;
 use sha2::{Digest, Sha256};
 
-/// An entry of the data as tokens.
+/// A tokenized data entry.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{Choice, Item, Work};
@@ -20,20 +20,20 @@ use sha2::{Digest, Sha256};
 pub struct Item {
     /// Index in the data, from 0.
     pub index: usize,
-    /// Id of the entry, if the data has one.
+    /// Entry id, if the data provides one.
     pub id: Option<String>,
-    /// Group that the item counts toward if groups are averaged separately, such as a paradigm of BLiMP.
+    /// Group that the item counts toward if groups are averaged separately, such as a BLiMP paradigm.
     pub group: Option<String>,
-    /// Number of tokens before the first scored or generated one, in the first choice.
+    /// Number of tokens before the first scored or generated token, in the first choice.
     pub context_tokens: usize,
-    /// Task of the model for this item.
+    /// Task that the model performs for this item.
     pub work: Work,
 }
 
 impl Item {
     /// Returns the first 16 hexadecimal digits of a SHA-256 over the item's tokens.
     ///
-    /// A log uses it to detect results of different data.
+    /// A log uses it to detect results from different data.
     pub fn token_digest(&self) -> String {
         let mut digest = Sha256::new();
         let mut add = |first: usize, ids: &[u32]| {
@@ -53,7 +53,7 @@ impl Item {
     }
 }
 
-/// Task of a model for an item.
+/// Task that a model performs for an item.
 ///
 /// A field of an [`Item`].
 #[derive(Debug, Clone, PartialEq)]
@@ -104,7 +104,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Creates a choice of one sequence, with the characters and bytes of `text`.
+    /// Creates a choice from one sequence, with the character and byte counts of `text`.
     pub fn of(sequence: Sequence, text: &str) -> Self {
         Self { sequences: vec![sequence], characters: text.chars().count(), bytes: text.len(), words: None }
     }

@@ -7,7 +7,7 @@
 //!
 //! Both models read a whole window in one pass, without an intermediate file of log-probabilities.
 //! Nothing is rounded to 16 bits, so a model compared with itself has a divergence of exactly 0
-//! everywhere. Logarithms are natural, numbers are f64, and shares are fractions instead of percentages.
+//! everywhere. Logarithms are natural, values are f64, and proportions are fractions, not percentages.
 
 use std::collections::BTreeSet;
 
@@ -49,14 +49,14 @@ pub struct Kl {
     notes: Vec<String>,
 }
 
-/// Divergences within a window; a line of the log.
+/// Divergences within a window; one line of the log.
 ///
 /// All lists have one entry per scored token. [`Kl::evaluate`] returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KlWindow {
     /// Index of the window in the text, from 0.
     pub index: usize,
-    /// Number of tokens before the first scored one.
+    /// Number of tokens before the first scored token.
     pub context_tokens: usize,
     /// Scored tokens.
     pub tokens: Vec<u32>,
@@ -76,7 +76,7 @@ impl Kl {
     /// One-line description of the comparison.
     pub const ABOUT: &'static str =
         "divergence between the predictions of two models, or of one model in two precisions, on a text";
-    /// Source of its formulas.
+    /// Source of the formulas.
     pub const SOURCE: &'static str =
         "llama.cpp, tools/perplexity/perplexity.cpp, kl_divergence; sums in f64 of exact logits";
 
@@ -113,15 +113,15 @@ impl Kl {
         &self.notes
     }
 
-    /// Returns the number of tokens that each model reads if the first `done` windows are done.
+    /// Returns the number of tokens left for each model to read after the first `done` windows.
     ///
-    /// The last done window is read again.
+    /// The last completed window is read again.
     pub fn tokens_to_read(&self, done: usize) -> u64 {
         let windows = self.windows.get(done.saturating_sub(1)..).unwrap_or_default();
         windows.iter().map(|window| window.len() as u64 - 1).sum()
     }
 
-    /// Checks by vocabulary that the base model is comparable with the model of [`Kl::prepare`].
+    /// Checks that the base model has the same tokens as the model passed to [`Kl::prepare`].
     ///
     /// The check runs before any weights are read.
     ///
@@ -228,7 +228,7 @@ impl Kl {
     /// Standard errors treat tokens as independent, as in llama.cpp. llama.cpp reports none for ten
     /// tokens or fewer, and no percentiles for fewer than a hundred. Here a standard error needs two
     /// tokens and a percentile needs one, and both report their `count`. Metrics that are NaN are
-    /// omitted: the correlation if a model finds every token equally probable, and the difference of
+    /// omitted: the correlation if a model finds every token equally probable, and the difference between
     /// infinite perplexities.
     pub fn measure(windows: &[KlWindow]) -> Vec<Metric> {
         let of = |list: fn(&KlWindow) -> &[f64]| windows.iter().flat_map(list).copied().collect::<Vec<f64>>();
@@ -286,7 +286,7 @@ impl KlWindow {
     }
 }
 
-/// Both perplexities, their ratio, difference and correlation.
+/// Computes both models' perplexities and their ratio, difference and correlation.
 fn perplexities(losses: &[f64], base_losses: &[f64]) -> Option<Vec<Metric>> {
     let [loss, base_loss] = [mean_of(losses)?, mean_of(base_losses)?];
     let [perplexity, base_perplexity] = [loss, base_loss].map(|nats| libm::exp(nats.value));
@@ -325,7 +325,7 @@ fn divergences(kl: Vec<f64>) -> Option<Vec<Metric>> {
     Some([first].into_iter().chain(percentiles(&mean, &PERCENTILES, kl)).collect())
 }
 
-/// Metrics of the change in probability of the text's own tokens.
+/// Computes metrics for the change in the probabilities of the text's tokens.
 fn probability_changes(changes: Vec<f64>) -> Option<Vec<Metric>> {
     const PERCENTILES: [(&str, f64); 13] = [
         ("dp_max", 1.0),
@@ -352,13 +352,13 @@ fn probability_changes(changes: Vec<f64>) -> Option<Vec<Metric>> {
     Some([first].into_iter().chain(percentiles(&mean, &PERCENTILES, changes)).chain([last]).collect())
 }
 
-/// Percentile metrics with the `count` of `mean`.
+/// Computes percentile metrics; their `count` is that of `mean`.
 fn percentiles(mean: &Ratio, named: &[(&'static str, f64)], mut values: Vec<f64>) -> Vec<Metric> {
     values.sort_by(f64::total_cmp);
     named.iter().map(|(name, share)| mean.metric(name, percentile(&values, *share), None)).collect()
 }
 
-/// Percentile of sorted values, with linear interpolation between neighbors.
+/// Computes a percentile of sorted values, with linear interpolation between neighbors.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let place = share * (sorted.len() - 1) as f64;
     #[expect(

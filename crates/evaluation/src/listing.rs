@@ -19,11 +19,11 @@ use crate::{Dataset, Parameter, Protocol, Published, protocols};
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ProtocolEntry {
-    /// Name, see [`Protocol::name`].
+    /// Name; see [`Protocol::name`].
     pub protocol: &'static str,
     /// One-line description.
     pub about: &'static str,
-    /// Source of its formulas.
+    /// Source of the protocol's formulas.
     pub source: &'static str,
     /// Number at the end of the name, if it has one.
     pub parameter: Option<Parameter>,

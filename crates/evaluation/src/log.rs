@@ -1,4 +1,4 @@
-//! Log of items with one line of JSON each, from which an interrupted run is resumed.
+//! Log with one JSON line per item, from which an interrupted run can be resumed.
 //!
 //! A line holds an [`ItemResult`], or the result of a window of `kl`, preceded by its [`LogHead`]. Lines
 //! are appended as soon as their results are known, and remain however the run ends. Several protocols
@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Choice, ChoiceResult, EvaluationError, Item, ItemResult, Prepared, Work};
 
-/// Maximum size of a log that another run is compared with.
+/// Maximum size of the log of a run to compare with, in bytes.
 const MAX_BYTES: u64 = 4 << 30;
 /// First bytes of every line.
 const BEGINNING: &[u8] = br#"{"protocol":"#;
 
-/// A log that results are appended to.
+/// A log to which results are appended.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{ItemLog, LogHead};
@@ -70,7 +70,7 @@ struct Line {
     text: String,
 }
 
-/// A line in its written form.
+/// A log line, as written to the file.
 #[derive(Serialize)]
 struct Written<'a, T> {
     #[serde(flatten)]
@@ -127,7 +127,7 @@ impl ItemLog {
         Ok(log)
     }
 
-    /// Takes the results of an interrupted run, which belong to the first items of `prepared`, in order.
+    /// Takes an interrupted run's results for the first items of `prepared`, in order.
     ///
     /// # Errors
     /// Fails if a line of the protocol belongs to another run, or does not match its item in the data.
@@ -143,7 +143,7 @@ impl ItemLog {
         })
     }
 
-    /// Takes the lines of a protocol, with results of any type.
+    /// Takes the lines of a protocol and parses their results as any type.
     ///
     /// `check` receives each result with its index among these lines, from 0, and returns a description
     /// of a mismatch.
@@ -177,7 +177,7 @@ impl ItemLog {
     /// Checks that every line was taken.
     ///
     /// # Errors
-    /// Fails if a line remains: its protocol is not part of this run.
+    /// Fails if a line remains because its protocol is not part of this run.
     pub fn check_all_taken(&self) -> Result<(), EvaluationError> {
         match self.lines.first() {
             None => Ok(()),
@@ -203,7 +203,7 @@ impl ItemLog {
 }
 
 impl Drop for ItemLog {
-    /// Removes the file again if the run fails before its first line.
+    /// Removes a newly created file if the run fails before writing its first line.
     fn drop(&mut self) {
         if self.is_new
             && self.file.as_file().metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
@@ -283,7 +283,7 @@ fn check(item: &Item, result: &ItemResult) -> Result<(), String> {
     same("digest of tokens", shown(&result.asked), shown(&item.token_digest()))
 }
 
-/// Checks that a choice and its result agree on the numbers of tokens, characters, bytes and words.
+/// Checks that a choice and its result have the same token, character, byte and word counts.
 fn same_size(index: usize, found: &ChoiceResult, choice: &Choice) -> Result<(), String> {
     let tokens =
         choice.sequences.iter().map(|sequence| sequence.ids.len().saturating_sub(sequence.first)).sum();

@@ -8,7 +8,7 @@ use candle_gpt2_engine::Vocabulary;
 
 use crate::{EvaluationError, Setting};
 
-/// Maximum bytes of text that encodes quickly enough to need no thread.
+/// Maximum size of text that is encoded without a separate thread, in bytes.
 const SHORT: usize = 16 * 1024;
 /// Interval between checks for an interruption.
 const INTERVAL: Duration = Duration::from_millis(20);

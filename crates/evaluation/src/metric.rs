@@ -64,7 +64,7 @@ impl Metric {
     }
 }
 
-/// Nats per unit over blocks of text, or over items.
+/// Mean number of nats per unit, over blocks of text or over items.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ratio {
     /// Total nats over total units.
@@ -78,7 +78,7 @@ pub(crate) struct Ratio {
 }
 
 impl Ratio {
-    /// Computes the ratio of blocks of nats and units; `None` if there are no units.
+    /// Computes the ratio from the nats and units of each block; `None` if there are no units.
     pub(crate) fn of(blocks: impl Iterator<Item = (f64, usize)> + Clone) -> Option<Self> {
         let (nats, count) =
             blocks.clone().fold((0.0, 0), |(nats, count), block| (nats + block.0, count + block.1));
@@ -90,14 +90,14 @@ impl Ratio {
         Some(Self { value, stderr, count })
     }
 
-    /// Computes the ratio over the only choice of each result, in the given units.
+    /// Computes the ratio over each result's single choice, in the given units.
     pub(crate) fn of_texts(results: &[ItemResult], units: fn(&ChoiceResult) -> usize) -> Option<Self> {
         Self::of(texts(results).map(|text| (-text.logprob, units(text))))
     }
 
-    /// Computes the ratio of tokens that count as independent, from the sum of their squares.
+    /// Computes the ratio per token, with a standard error that treats tokens as independent.
     ///
-    /// This is llama.cpp's `sqrt((mean of squares - square of mean) / (n - 1))`.
+    /// The standard error is llama.cpp's `sqrt((mean of squares - square of mean) / (n - 1))`.
     pub(crate) fn of_tokens(results: &[ItemResult]) -> Option<Self> {
         let ratio = Self::of_texts(results, |text| text.tokens)?;
         let squares = texts(results).map(|text| text.squares).sum::<f64>() / ratio.count as f64;
@@ -106,13 +106,13 @@ impl Ratio {
         Some(Self { stderr: variance_divisor(ratio.count).map(|less| (variance / less).sqrt()), ..ratio })
     }
 
-    /// The same nats over another number of units; it has no standard error.
+    /// Divides the same total of nats by another number of units, without a standard error.
     pub(crate) fn per(&self, count: usize) -> Option<Self> {
         let scale = self.count as f64 / at_least_one(count)?;
         Some(Self { value: self.value * scale, stderr: None, count })
     }
 
-    /// Creates a metric derived from this ratio, with its count.
+    /// Creates a metric from this ratio, with the ratio's count.
     pub(crate) fn metric(&self, name: &'static str, value: f64, stderr: Option<f64>) -> Metric {
         let stderr = stderr.filter(|stderr| stderr.is_finite());
         let stderr_kind = stderr.map_or(StderrKind::None, |_| StderrKind::Delta);
@@ -138,7 +138,7 @@ fn variance_divisor(count: usize) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// Rounding error of a few operations.
+    /// Tolerance for the rounding errors of a few operations.
     const ROUNDING: f64 = 1e-12;
 
     #[track_caller]
@@ -155,7 +155,7 @@ mod tests {
         ItemResult { choices: vec![choice], ..ItemResult::default() }
     }
 
-    /// Fraction 3 of 4: sqrt(0.75 * 0.25 / 3) = 0.25.
+    /// 3 of 4 correct: sqrt(0.75 * 0.25 / 3) = 0.25.
     #[test]
     fn fraction_has_the_sample_standard_error() {
         let fraction = Metric::share("acc", [true, true, false, true]).unwrap();
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(Ratio::of([(2.0, 0)].into_iter()), None);
     }
 
-    /// With one unit per block, the error is the standard error of the mean.
+    /// Checks that with one unit per block, the error is the standard error of the mean.
     ///
     /// Nats 1, 2, 6 have the mean 3 and the variance (4 + 1 + 9) / 2 = 7.
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(bits.count, 3);
     }
 
-    /// Nats 1, 3 and 2, 2: the mean is 2, the mean of squares 18 / 4, the error sqrt((4.5 - 4) / 3).
+    /// Token nats 1, 3 and 2, 2: mean 2, mean of squares 18 / 4, error sqrt((4.5 - 4) / 3).
     #[test]
     fn per_token_stderr_matches_llama_cpp() {
         let results = [text(-4.0, 2, 10.0), text(-4.0, 2, 8.0)];
@@ -209,7 +209,7 @@ mod tests {
         assert_near(ratio.stderr, (0.5_f64 / 3.0).sqrt());
     }
 
-    /// The tokens of a uniform model have no spread, and a rounding error below 0 counts as 0.
+    /// A uniform model's tokens have zero variance; a slightly negative rounding result counts as 0.
     #[test]
     fn uniform_model_has_zero_token_stderr() {
         let nats = 6.907_755_278_982_137;

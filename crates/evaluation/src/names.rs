@@ -63,7 +63,7 @@ pub fn named(name: &str) -> Result<(&'static Protocol, Option<usize>), Evaluatio
     }
 }
 
-/// Returns suggestions for an unknown name: similar names, or protocols described in its words.
+/// Returns suggestions for an unknown name: similar names, or protocols whose description contains it.
 fn nearest(name: &str) -> Vec<&'static str> {
     let words = name.to_lowercase().replace(['-', '_'], " ");
     let mut near: Vec<(f64, &str)> = protocols()
@@ -81,7 +81,7 @@ fn nearest(name: &str) -> Vec<&'static str> {
     near.into_iter().take(NEAREST_NAMES).map(|(_, name)| name).collect()
 }
 
-/// Error for an unknown name, with the protocols of its task or similar names.
+/// Creates an error for an unknown name that lists the task's protocols or similar names.
 fn unknown(name: &str) -> EvaluationError {
     let quoted = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let task = name.split(':').next().unwrap_or(name);

@@ -78,7 +78,7 @@ pub struct EvaluationOptions {
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub base_dtype: Option<WeightDType>,
-    /// Options for the Hub that data is downloaded from.
+    /// Options for downloading data from the Hub.
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,
@@ -92,7 +92,7 @@ pub struct EvaluationOptions {
 }
 
 impl EvaluationOptions {
-    /// Selects protocols on all of their published data.
+    /// Creates options that evaluate these protocols on all of their published data.
     ///
     /// Set `hub` to download the data, or `data` to replace it.
     pub fn new<S: Into<String>>(protocols: impl IntoIterator<Item = S>) -> Self {

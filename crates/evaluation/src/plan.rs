@@ -1,4 +1,4 @@
-//! From options to reports: all data is checked before any model runs.
+//! Evaluation from options to reports; all data is checked before any model runs.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -44,7 +44,7 @@ pub struct Reports<'a> {
     log: Option<ItemLog>,
     models: ModelPair<&'a LoadedModel>,
     reporter: &'a dyn Reporter,
-    /// First error in the data of earlier tasks.
+    /// First data error in the earlier tasks.
     damage: Option<DataError>,
 }
 

@@ -1,4 +1,4 @@
-//! Prepared data: items and counts, before a model runs.
+//! Prepared data: the items and counts computed before a model runs.
 
 use candle_gpt2_engine::{Reporter, Vocabulary};
 
@@ -27,7 +27,7 @@ pub struct Prepared {
     pub totals: Totals,
     /// Tokens that are suppressed when the model generates a word.
     pub suppressed_tokens: Vec<u32>,
-    /// Number of items that were longer than the context and lost their beginning.
+    /// Number of items that were longer than the context and were truncated at the beginning.
     pub truncated_count: usize,
     /// Further notes on the data.
     pub notes: Vec<String>,
@@ -51,7 +51,7 @@ pub struct Totals {
 /// See [`Prepared`] for an example.
 #[derive(Clone, Copy)]
 pub struct Setting<'a> {
-    /// Tokens and configuration of the model.
+    /// Tokenizer and configuration of the model.
     pub vocabulary: &'a Vocabulary,
     /// Number in the protocol's name, or its default.
     pub parameter: usize,
@@ -61,12 +61,12 @@ pub struct Setting<'a> {
     pub limit: Option<usize>,
     /// Few-shot examples, if the run has them.
     pub shots: Option<Shots<'a>>,
-    /// Checked for an interruption between entries.
+    /// Reporter that is checked for an interruption between entries.
     pub reporter: &'a dyn Reporter,
 }
 
 impl<'a> Setting<'a> {
-    /// Creates settings for all items, without few-shot examples and with the protocol's own windows.
+    /// Creates default settings: all items, no few-shot examples, and the protocol's own windows.
     pub fn new(vocabulary: &'a Vocabulary, reporter: &'a dyn Reporter) -> Self {
         Self { vocabulary, parameter: 0, context: None, limit: None, shots: None, reporter }
     }
@@ -79,11 +79,11 @@ impl<'a> Setting<'a> {
 pub struct Shots<'a> {
     /// Number of examples before each question, at least 1.
     pub count: usize,
-    /// Sampling seed, with the meaning of Python's `random.seed`.
+    /// Sampling seed, interpreted like the argument of Python's `random.seed`.
     pub seed: u64,
     /// Data that the examples are sampled from; `None` for the evaluated data.
     pub data: Option<&'a Data>,
-    /// Source of the examples according to the protocol.
+    /// Source of the examples, as the protocol defines it.
     pub source: ExampleSource,
 }
 

@@ -1,10 +1,10 @@
-//! Protocols: a name fixes the scored text, its windows, and the divisor of the result.
+//! Protocols; each name determines the scored text, its windows, and the result's divisor.
 
 use serde::Serialize;
 
 use crate::{Data, EvaluationError, ExampleSource, ItemResult, Metric, Prepared, Published, Setting, Totals};
 
-/// A measurement method, as data and two functions.
+/// A measurement method, defined by data and two functions.
 ///
 /// ```
 /// use candle_gpt2_evaluation::named;
@@ -21,11 +21,11 @@ pub struct Protocol {
     pub name: &'static str,
     /// One-line description.
     pub about: &'static str,
-    /// Source of its formulas.
+    /// Source of the protocol's formulas.
     pub source: &'static str,
     /// Published data.
     pub dataset: Dataset,
-    /// Results that others measured with it, and results of the paper on the same data.
+    /// Results published for this protocol, and the paper's results on the same data.
     pub published: &'static [Published],
     /// Number at the end of the name: its default and its meaning.
     pub parameter: Option<Parameter>,
@@ -73,7 +73,7 @@ pub struct Dataset {
 impl Dataset {
     /// Whether the data is the published data, judging by its Hub path or its SHA-256; `None` if unknown.
     ///
-    /// Data from another source is compared by SHA-256, which requires that the published one is known.
+    /// Data from another source is compared by SHA-256, if the published SHA-256 is known.
     pub fn is_published(&self, hub: Option<&str>, sha256: &str) -> Option<bool> {
         let is_of_hub = hub.is_some() && self.hub == hub;
         let is_known = is_of_hub || self.sha256.contains(&sha256);
@@ -87,7 +87,7 @@ impl Protocol {
         self.name.split(':').next().unwrap_or(self.name)
     }
 
-    /// Returns the name without the placeholder for a number.
+    /// Returns the name without its placeholder for a number.
     pub(crate) fn stem(&self) -> &'static str {
         self.name.strip_suffix(PLACE_OF_NUMBER).unwrap_or(self.name)
     }

@@ -3,7 +3,7 @@
 use candle_gpt2::Gpt2Config;
 use serde::Serialize;
 
-/// Published model sizes of GPT-2.
+/// Published GPT-2 model sizes.
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;

@@ -41,7 +41,7 @@ pub struct Report {
     /// Base model, if the protocol compares two models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseReport>,
-    /// Name of the protocol, including its number.
+    /// Name of the protocol, including its numeric parameter if one was set.
     pub protocol: String,
     /// Source of the protocol's formulas.
     pub protocol_source: &'static str,
@@ -55,7 +55,7 @@ pub struct Report {
     /// Comparison with the same items in another run, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub against: Option<Comparison>,
-    /// Number of items that were longer than the context and lost their beginning.
+    /// Number of items that were longer than the context and were truncated at the beginning.
     pub cut: usize,
     /// Further notes.
     pub notes: Vec<String>,
@@ -82,7 +82,7 @@ pub struct BaseReport {
     pub dtype: &'static str,
 }
 
-/// Data of a measurement.
+/// Data used in a measurement.
 ///
 /// Part of a [`Report`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -103,7 +103,7 @@ pub struct DatasetReport {
     pub limit: Option<usize>,
 }
 
-/// A metric next to published results for the same model size.
+/// A metric alongside published results for the same model size.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{Metric, MetricReport, Size, StderrKind, named};
@@ -196,7 +196,7 @@ fn same_protocol(published: &[Published]) -> Option<&Published> {
 }
 
 impl Display for Report {
-    /// Writes a table of the metrics, followed by the sources of data and model.
+    /// Writes a table of the metrics, followed by the data and model they come from.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let head =
             ["protocol", "metric", "value", "± stderr", "published", "difference (in standard errors)"];
@@ -281,7 +281,7 @@ fn write_comparison(f: &mut Formatter<'_>, against: &Comparison) -> fmt::Result 
     }
 }
 
-/// Writes a table: text columns left-aligned, number columns right-aligned, the last one unaligned.
+/// Writes a table: text columns left-aligned, number columns right-aligned, the last column unaligned.
 fn write_table(f: &mut Formatter<'_>, head: &[String; 6], rows: &[[String; 6]]) -> fmt::Result {
     let width =
         |column: usize| rows.iter().chain([head]).map(|row| row[column].chars().count()).fold(0, usize::max);

@@ -19,7 +19,7 @@ pub(crate) struct ModelPair<T> {
     pub(crate) base: Option<T>,
 }
 
-/// Data as it was read.
+/// Data with its origin.
 pub(crate) struct Source<'a> {
     pub(crate) data: &'a Data,
     /// Path as the caller supplied it.
@@ -36,10 +36,10 @@ pub(crate) struct Task {
     model: String,
     base: Option<BaseReport>,
     asked: RequestedProtocol,
-    /// Report on the data, with no items evaluated yet.
+    /// Data section of the report, before any items are evaluated.
     dataset: DatasetReport,
     num_fewshot: usize,
-    /// Path of the log to compare with, the summary of its run, and its results.
+    /// Path of the log to compare with, the summary of its run, and the logged results.
     against: Option<(String, String, Vec<ItemResult>)>,
     workload: Workload,
 }
@@ -210,7 +210,7 @@ impl Task {
 }
 
 impl Workload {
-    /// Number of items, and number of items that are done.
+    /// Number of items, and number of completed items.
     fn items(&self) -> (usize, usize) {
         match self {
             Self::Items { prepared, done, .. } => (prepared.items.len(), done.len()),
@@ -225,7 +225,7 @@ impl Workload {
         }
     }
 
-    /// Number of items that lost their beginning, and the other notes.
+    /// Number of truncated items, and notes on the data.
     fn notes(&self) -> (usize, &[String]) {
         match self {
             Self::Items { prepared, .. } => (prepared.truncated_count, &prepared.notes),
@@ -251,7 +251,7 @@ impl Workload {
         let mut sink = ResultSink { head, log, reporter };
         let start = Instant::now();
         let seconds = || start.elapsed().as_secs_f64();
-        // An interruption can surface as another error of the computation.
+        // An interruption can surface as a different computation error.
         let unless_interrupted = |error| match reporter.is_interrupted() {
             true => EvaluationError::Interrupted,
             false => error,

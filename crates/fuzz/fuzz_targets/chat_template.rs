@@ -1,6 +1,6 @@
 //! Fuzzes chat templates in a worker process, which is this program itself.
 //!
-//! A finding is a dead parent process or a late answer. The worker's limits must end any template.
+//! A crash of the parent process or a late response is a finding. The worker's limits must end any template.
 #![no_main]
 
 use std::process::exit;

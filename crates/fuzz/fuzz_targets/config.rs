@@ -1,4 +1,4 @@
-//! Fuzzes the text of a `config.json`, and everything that it determines without other files.
+//! Fuzzes the text of a `config.json`, and everything derived from it without other files.
 #![no_main]
 
 use candle_gpt2::{Gpt2Config, ParameterCounts, parameter_ledger};

@@ -1,6 +1,6 @@
 //! Fuzzes the pickle of a legacy PyTorch file, after its magic number and version.
 //!
-//! Its storages follow the pickle.
+//! The file's storages follow the pickle.
 #![no_main]
 
 const BEFORE: &[u8] =

@@ -1,12 +1,12 @@
-//! Speedup from drafts, on made-up q8 models of published shapes with known completions.
+//! Benchmarks the speedup from drafts, on synthetic q8 models whose completions are known.
 //!
 //! In these models, token `t + 1` follows token `t`. Layers cost the same as in a trained model but add
 //! nothing to the residual stream, so the output head reads the token itself.
 //!
 //! - `assistant`: the 774M shape, assisted by the 82M shape, which agrees four times out of five;
 //! - `lookup`: the 774M shape with prompt lookup, on a text that repeats itself every 32 tokens;
-//! - `refused`: an assistant that is always wrong, and a prompt in which every pair of tokens had
-//!   another successor.
+//! - `refused`: an assistant that is always wrong, and a prompt in which a different token follows each of
+//!   the completion's token pairs.
 //!
 //! Runs with drafts alternate with runs without drafts. The figure is the median ratio of tokens per
 //! second.
@@ -29,11 +29,11 @@ use candle_gpt2_testing::pattern;
 use candle_gpt2_weights::Tokenizer;
 use candle_nn::Init;
 
-/// Number of pairs of runs; each figure is their median.
+/// Number of run pairs; each reported figure is their median.
 const ROUNDS: usize = 5;
-/// Number of new tokens of a run.
+/// Number of new tokens per run.
 const NEW_TOKENS: usize = 192;
-/// Tokens below this one follow each other in cycles of [`PERIOD`].
+/// Token ids below this limit form cycles of [`PERIOD`] tokens.
 const CIRCLES: u32 = 1024;
 const PERIOD: u32 = 32;
 
@@ -66,7 +66,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Alternates runs with and without drafts, whose completions must be equal.
+/// Alternates runs with and without drafts and checks that their completions are equal.
 fn compare(
     name: &str,
     model: &Gpt2LMHeadModel,
@@ -84,7 +84,7 @@ fn compare(
     }
     ratios.sort_by(f64::total_cmp);
     println!(
-        "{name}: {:.2} times the tokens a second ({:.2} to {:.2}); {} of {} drafted tokens accepted, text of {NEW_TOKENS}",
+        "{name}: {:.2} times the tokens per second ({:.2} to {:.2}); {} of {} drafted tokens accepted, {NEW_TOKENS} new tokens",
         ratios[ROUNDS / 2],
         ratios[0],
         ratios[ROUNDS - 1],
@@ -121,7 +121,7 @@ fn text(
     Ok((ids, started.map_or(0.0, |started| started.elapsed().as_secs_f64()), drafts))
 }
 
-/// Loads a q8 model of a published shape; `next` returns the successor of a token outside the cycles.
+/// Loads a q8 model in a published size; `next` maps each token outside the cycles to its successor.
 fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHeadModel> {
     let config =
         Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::preset(name).expect("a published model") };
@@ -133,7 +133,7 @@ fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHeadModel> 
     Gpt2LMHeadModel::load(&config, KnownText { name: String::new(), next: before.collect() })
 }
 
-/// Weights of a model whose blocks add nothing and whose head maps each token to its successor.
+/// Synthetic weights: the blocks add nothing, and the head maps each token to its successor.
 #[derive(Clone)]
 struct KnownText {
     name: String,
@@ -152,7 +152,7 @@ impl ParameterSource for KnownText {
             "ln_f.weight" => Tensor::ones(shape, DType::F32, &Device::Cpu),
             "ln_f.bias" | "wpe.weight" => Tensor::zeros(shape, DType::F32, &Device::Cpu),
             name if name.contains("c_proj") => Tensor::zeros(shape, DType::F32, &Device::Cpu),
-            // Each row is the sum of the embeddings of the tokens that it follows.
+            // Each row is the sum of its predecessors' embeddings.
             "lm_head.weight" => {
                 let embeddings = embeddings(&shape)?;
                 let next = Tensor::from_slice(&self.next, self.next.len(), &Device::Cpu)?;
@@ -168,7 +168,7 @@ impl ParameterSource for KnownText {
     }
 }
 
-/// Returns vectors of random signs; any two of them are nearly orthogonal.
+/// Returns random vectors of ±1, which are nearly orthogonal to each other.
 fn embeddings(shape: &Shape) -> Result<Tensor> {
     let mut signs = RandomStream::new(1);
     let values = (0..shape.elem_count()).map(|_| if signs.below(2) == 0 { -1f32 } else { 1.0 });

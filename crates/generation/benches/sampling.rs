@@ -1,4 +1,4 @@
-//! Cost of choosing a token, compared with computing its logits, and its growth in long sequences.
+//! Benchmarks token selection: its cost relative to the logits, and its growth in long sequences.
 //!
 //! Top-k 50 with top-p 0.95 over GPT-2's 50,257 logits is compared with a decode step of the 124M model
 //! in q8.
@@ -60,7 +60,7 @@ fn sampling_against_a_decode_step(criterion: &mut Criterion) {
 
 /// Measures penalties and n-gram blocking late in a long sequence.
 ///
-/// The sampler counts its tokens incrementally, whereas the processors alone count all of them again.
+/// The sampler counts its tokens incrementally, whereas the processors alone recount all of them.
 fn counting_a_long_text(criterion: &mut Criterion) {
     let config = GenerationConfig {
         repetition_penalty: 1.1,

@@ -1,4 +1,4 @@
-//! Costs and guarantees of the scheduler, on the built-in model and on the 124M shape in q8.
+//! Benchmarks the scheduler, on the built-in model and on a q8 model of the 124M size.
 //!
 //! - `arrivals`: 64 requests of mixed lengths that arrive one by one, compared with the same 64
 //!   submitted together;
@@ -99,13 +99,13 @@ fn arrivals(
     let (together, one_by_one) = (median(together), median(one_by_one));
     let tokens: usize = (0..REQUESTS).map(|index| lengths(index).1).sum();
     println!(
-        "arrivals, {name}: {REQUESTS} requests, {tokens} new tokens; at once {together:.3} s, one after another {one_by_one:.3} s, ratio {:.3}",
+        "arrivals, {name}: {REQUESTS} requests, {tokens} new tokens; together {together:.3} s, one by one {one_by_one:.3} s, ratio {:.3}",
         one_by_one / together
     );
     Ok(())
 }
 
-/// Measures the delay of a running sequence during the prefill of a prompt of 1,000 tokens.
+/// Measures the delay of a running sequence while a prompt of 1,000 tokens is prefilled.
 fn gap(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     for chunk_tokens in [64, 128, 256] {
         let mut scheduler = scheduler(model, 4096, chunk_tokens)?;
@@ -128,7 +128,7 @@ fn gap(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
         }
         let chunk_s = longest_chunk(model, 1_000, chunk_tokens)?;
         println!(
-            "gap, 124M in q8, chunks of {chunk_tokens}: longest {:.1} ms while 1,000 tokens come in; alone the longest chunk takes {:.1} ms and the longest step {:.1} ms",
+            "gap, 124M in q8, chunks of {chunk_tokens}: longest wait {:.1} ms while 1,000 tokens are prefilled; alone, the longest chunk takes {:.1} ms and the longest step {:.1} ms",
             longest * 1e3,
             chunk_s * 1e3,
             longest_step * 1e3
@@ -137,7 +137,7 @@ fn gap(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     Ok(())
 }
 
-/// Returns the longest time of a chunk of a prompt that is computed alone.
+/// Returns the longest time that a prompt chunk takes when nothing else runs.
 fn longest_chunk(model: &Gpt2LMHeadModel, tokens: usize, chunk_tokens: usize) -> Result<f64> {
     let mut cache = model.new_cache(1, tokens)?;
     let mut longest: f64 = 0.0;
@@ -151,7 +151,7 @@ fn longest_chunk(model: &Gpt2LMHeadModel, tokens: usize, chunk_tokens: usize) ->
     Ok(longest)
 }
 
-/// Runs requests of all lengths, many of which are canceled at random times.
+/// Runs requests of all lengths and cancels many of them at random times.
 fn memory(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     const TOKENS: usize = 1_000_000;
     let mut scheduler = scheduler(model, 1500, 64)?;

@@ -1,10 +1,10 @@
-//! Throughput of scoring many sequences, on a model of the 124M shape with made-up weights.
+//! Benchmarks the scoring of many sequences, on a 124M model with made-up weights.
 //!
 //! There are groups of HellaSwag's sizes (four endings of about 24 tokens after a context of about 50),
 //! single sequences of LAMBADA's sizes, and windows of a text.
 //!
 //! Scoring together alternates with scoring each sequence alone. The output is the speedup, and tokens
-//! and items per second. Every token that a sequence reads counts.
+//! and items per second. Every token that the model reads counts.
 //!
 //! Run: `cargo bench -p candle-gpt2-generation --bench sequences -- [--threads N] [--instructions SET]
 //! [f32|f16|q8]`.
@@ -76,7 +76,7 @@ fn compare(format: &str, model: &Gpt2LMHeadModel) -> Result<(), GenerationError>
     Ok(())
 }
 
-/// Creates sequences that share their first `context` tokens and are scored after them.
+/// Creates sequences with `context` common tokens, followed by tokens to score.
 fn group(item: u32, count: u32, context: u64, mut rest: impl FnMut() -> u64) -> Vec<Sequence> {
     let token = |seed: u32, place: u64| {
         u32::try_from((u64::from(seed) * 7_919 + place * 104_729) % 50_257).unwrap_or(0)

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ids = 0..u32::try_from(model.config().vocab_size)?;
     let has_e = |id: u32| token_bytes(&tokenizer, id).is_some_and(|bytes| bytes.contains(&b'e'));
     let forbidden: Vec<usize> = ids.filter(|id| has_e(*id)).map(|id| id as usize).collect();
-    println!("{} of {} tokens hold an e", forbidden.len(), model.config().vocab_size);
+    println!("{} of {} tokens contain an e", forbidden.len(), model.config().vocab_size);
     let without_e = LogitsFunction::new(move |_history, logits| {
         for id in &forbidden {
             logits[*id] = f32::NEG_INFINITY;

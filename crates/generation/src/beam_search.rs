@@ -57,7 +57,7 @@ pub struct Hypothesis {
 /// ```
 ///
 /// # Errors
-/// Returns an error if an option is out of range or asks for another search, or if the prompt is empty
+/// Returns an error if an option is out of range or selects another search, or if the prompt is empty
 /// or too long. Also returns an error if an id is outside the vocabulary or a time limit has no clock.
 /// Finally, returns an error if the processors leave no completion or the model's logits are not
 /// finite.
@@ -247,7 +247,7 @@ impl Search<'_> {
 
     /// Returns the most probable continuations of all beams of a group, best first.
     ///
-    /// There are enough of them that every beam can continue, even if some continuations end.
+    /// There are enough continuations to extend every beam, even if some of them end.
     fn continuations(
         &self,
         group: &Group,

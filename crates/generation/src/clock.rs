@@ -1,4 +1,4 @@
-//! Time limit of a completion; the caller supplies the clock, because this crate reads none.
+//! Time limit of a completion; callers supply the clock, because this crate never reads one.
 
 use std::sync::Arc;
 use std::time::Duration;

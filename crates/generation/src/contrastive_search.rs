@@ -1,4 +1,4 @@
-//! Contrastive search, which prefers probable tokens that differ from the preceding ones.
+//! Contrastive search: prefers probable tokens that differ from the preceding ones.
 //!
 //! Each step chooses among the `top_k` most probable tokens. The score is `(1 - α) p(v) - α max_j
 //! cos(h_v, h_j)`, with the hidden states after the final norm; `α` is `penalty_alpha`. Source: "A
@@ -21,7 +21,7 @@ use crate::{Clock, GenerationConfig, GenerationError, History, LogitsProcessor, 
 /// Token axis of a `(1, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// Returns the new tokens and the stop reason.
+/// Runs contrastive search; returns the new tokens and the stop reason.
 ///
 /// Only [`GenerationConfig::max_time`] needs the `clock`. `progress` is called after each token and may
 /// end the search.
@@ -42,7 +42,7 @@ const TOKEN_DIM: usize = 1;
 /// ```
 ///
 /// # Errors
-/// Returns an error if an option is out of range or asks for another search, or if the prompt is empty
+/// Returns an error if an option is out of range or selects another search, or if the prompt is empty
 /// or too long. Also returns an error if an id is outside the vocabulary, a time limit has no clock, or
 /// the model's logits are not finite.
 pub fn contrastive_search(

@@ -1,4 +1,4 @@
-//! Conversion of token ids to text, in one function for all callers.
+//! Conversion of token ids to text, shared by all callers.
 
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::normalizers::byte_level::ByteLevel;
@@ -11,9 +11,9 @@ use crate::GenerationError;
 /// A byte-level decoder reads each character of a token as a byte. The library reads added tokens the
 /// same way and turns `für` into `f\u{FFFD}r`.
 ///
-/// Invalid bytes become U+FFFD. SentencePiece models mix bytes and pieces; for them, only the bytes
-/// that belong to no character are replaced. Ids without a token produce no text. Neither do special
-/// tokens if `skip_special_tokens` is set.
+/// Invalid bytes become U+FFFD. SentencePiece models mix bytes and pieces; for them, only bytes outside
+/// valid characters are replaced. Ids without a token produce no text. Neither do special tokens if
+/// `skip_special_tokens` is set.
 ///
 /// ```
 /// use candle_gpt2_generation::decode;
@@ -56,7 +56,7 @@ pub fn decode(
 
 /// Returns whether `load_tokenizer` created this decoder for a SentencePiece model with byte fallback.
 fn is_sentence_piece(decoder: &DecoderWrapper) -> bool {
-    /// Marks a space until the spaces at the beginning of the text are dropped.
+    /// Placeholder for a space, used until the decoder strips leading spaces.
     const SPACE_MARK: &str = "\u{10FFFE}";
     let is_marked =
         |part: &DecoderWrapper| matches!(part, DecoderWrapper::Replace(part) if part.content == SPACE_MARK);
@@ -64,7 +64,7 @@ fn is_sentence_piece(decoder: &DecoderWrapper) -> bool {
         && contains(decoder, |decoder| matches!(decoder, DecoderWrapper::ByteFallback(_)))
 }
 
-/// Replaces each byte token that belongs to no character with U+FFFD, as SentencePiece does.
+/// Replaces each byte token that is not part of a character with U+FFFD, as SentencePiece does.
 ///
 /// The library would replace all bytes of a run that contains an invalid byte.
 fn replace_invalid_bytes(tokens: &mut Vec<String>) {
@@ -107,7 +107,7 @@ fn spelling(tokenizer: &Tokenizer, literal: String) -> String {
 ///
 /// This holds for a byte such as `<0xE2>` in a vocabulary with byte fallback. If consecutive bytes are
 /// not valid UTF-8 as a whole, each decodes to one U+FFFD. With a SentencePiece model, only the bytes
-/// that belong to no character do.
+/// outside valid characters do.
 ///
 /// ```
 /// use candle_gpt2_generation::is_fallback_byte;

@@ -2,9 +2,9 @@
 //!
 //! It measures the cost of a smaller weight dtype.
 //!
-//! The divergence is `KL = Σ p_i (ln p_i - ln q_i)` over the vocabulary, with `p` of the base and `q`
-//! of the other model. Logits are used unchanged, and sums are in f64. Nothing is rounded or left out,
-//! so a model has a divergence of exactly 0 from itself.
+//! The divergence is `KL = Σ p_i (ln p_i - ln q_i)` over the vocabulary, where `p` is the base model's
+//! distribution and `q` the other model's. Logits are used unchanged, and sums are in f64. Nothing is
+//! rounded or left out, so a model has a divergence of exactly 0 from itself.
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2LMHeadModel, Pass};
@@ -48,9 +48,9 @@ pub struct Divergence {
 ///
 /// # Errors
 /// Returns an error if the vocabularies have different sizes, or if there is no token to predict or
-/// none before it. Also returns an error if the tokens that are read (all but the last) exceed a
-/// context. Finally, returns an error if an id is outside the vocabulary or a model's logits are not
-/// finite.
+/// no token before it. Also returns an error if the tokens that are read (all but the last) exceed a
+/// model's context. Finally, returns an error if an id is outside the vocabulary or a model's logits are
+/// not finite.
 pub fn diverge(
     base: &Gpt2LMHeadModel,
     other: &Gpt2LMHeadModel,

@@ -1,4 +1,4 @@
-//! Speculative decoding: a draft of likely next tokens, which one pass of the model verifies.
+//! Speculative decoding: drafts likely next tokens and verifies them in one pass of the model.
 //!
 //! A draft comes from a smaller model, as in assisted generation (Leviathan et al., arXiv:2211.17192).
 //! Prompt lookup instead copies the tokens that followed an earlier occurrence of the last tokens.
@@ -19,13 +19,13 @@ use serde::Serialize;
 use crate::logits::rows_of;
 use crate::{GenerationError, History, Sampler};
 
-/// Cost of one more token in a pass, relative to a pass over one token of one sequence.
+/// Cost of an additional token in a pass, relative to a pass over a single token.
 ///
-/// Most of such a pass is reading the weights.
+/// A pass over a single token mostly reads the weights.
 const TOKEN_COST: f64 = 0.15;
-/// Cost of one more token for a model whose weights stay in the processor's caches.
+/// Cost of an additional token if the model's weights stay in the processor's caches.
 ///
-/// Most of its pass is arithmetic. From this cost on, only a sequence that runs alone gets drafts. A
+/// A pass is then mostly arithmetic. At this cost or above, only a sequence that runs alone gets drafts. A
 /// pass over several sequences costs as much per token, so even correct drafts slow it down.
 pub(crate) const CACHED_TOKEN_COST: f64 = 0.4;
 /// Maximum size of weights that stay in the processor's caches, in bytes.
@@ -47,23 +47,22 @@ const MAX_POSITIONS: usize = 256;
 /// N-gram sizes that prompt lookup tries; the largest comes first.
 const NGRAM_SIZES: RangeInclusive<usize> = 2..=4;
 
-/// Estimates the cost of one more token in a pass, relative to a pass over one token of one sequence.
+/// Estimates the cost of an additional token in a pass, relative to a pass over a single token.
 ///
-/// The estimate depends on the model's size only, so that timing never affects the events of a
-/// sequence.
+/// The estimate depends on the model's size only, so timing never affects the events of a sequence.
 pub(crate) fn token_cost_of(model: &Gpt2LMHeadModel) -> f64 {
     let is_cached = model.device().is_cpu() && model.weight_bytes() <= CACHED_BYTES;
     if is_cached { CACHED_TOKEN_COST } else { TOKEN_COST }
 }
 
-/// Returns the maximum length of a draft if this number of sequences is computed together.
+/// Returns the maximum draft length if `texts` sequences are computed together.
 pub(crate) fn max_draft_len(texts: usize) -> usize {
     (MAX_POSITIONS / texts.max(1)).saturating_sub(1)
 }
 
-/// Number of tokens that were drafted for a sequence, and number of accepted tokens.
+/// Counts of a sequence's drafted and accepted tokens.
 ///
-/// The events of a [`Scheduler`](crate::Scheduler) with an assistant report them.
+/// The events of a [`Scheduler`](crate::Scheduler) report them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Drafts {
     /// Number of drafted tokens that the model verified.
@@ -72,7 +71,7 @@ pub struct Drafts {
     pub accepted: usize,
 }
 
-/// Acceptance statistics of one sequence, which determine the length of its next draft.
+/// Acceptance statistics of one sequence; they determine the length of its next draft.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DraftStats {
     pub(crate) drafts: Drafts,
@@ -81,12 +80,12 @@ pub(crate) struct DraftStats {
     tried: f64,
     /// Number of steps since the last draft.
     steps_since_draft: usize,
-    /// Number of steps without a draft after which one is tried.
+    /// Number of steps without a draft before the next attempt.
     backoff: usize,
 }
 
 impl DraftStats {
-    /// Returns the statistics of a sequence that has had no draft.
+    /// Creates the statistics of a sequence without drafts so far.
     pub(crate) fn new() -> Self {
         Self {
             drafts: Drafts::default(),
@@ -124,7 +123,7 @@ impl DraftStats {
         if best == 0 && self.steps_since_draft >= self.backoff { max_len.min(1) } else { best }
     }
 
-    /// Records a draft and the number of its tokens that were correct.
+    /// Records the length of a draft and its number of correct tokens.
     ///
     /// `Drafts::accepted` is updated later, when the tokens are added to the sequence.
     pub(crate) fn count(&mut self, drafted: usize, accepted: usize) {
@@ -161,7 +160,7 @@ pub(crate) fn look_up(ids: &[u32], max_len: usize) -> Vec<u32> {
     Vec::new()
 }
 
-/// Maximum number of unread tokens that are read together with the first token of a draft.
+/// Maximum number of unread tokens that may be read in the pass that drafts the first token.
 ///
 /// After a fully accepted draft, two tokens are unread: its last token, and the token that the model
 /// chose after it.
@@ -180,28 +179,28 @@ pub(crate) struct DraftJob {
     /// Prompt and completion; `Assistant::draft` replaces them with the draft.
     pub(crate) ids: Vec<u32>,
     pub(crate) prompt_len: usize,
-    /// Copy of the sequence's sampler, which uses the sequence's next random numbers in advance.
+    /// Copy of the sequence's sampler; it uses the sequence's next random numbers in advance.
     pub(crate) sampler: Sampler,
-    /// The assistant's KV cache of the sequence, which the draft extends.
+    /// The assistant's KV cache for the sequence; drafting extends it.
     pub(crate) cache: Gpt2Cache,
     /// Maximum number of tokens to draft.
     pub(crate) max_len: usize,
 }
 
 impl DraftJob {
-    /// Returns the number of tokens that the assistant has read.
+    /// Returns the number of tokens that the assistant has already read.
     fn read(&self) -> usize {
         self.cache.lengths().first().copied().unwrap_or(0)
     }
 
-    /// Returns the number of tokens that the assistant has not read.
+    /// Returns the number of tokens that the assistant has not read yet.
     fn unread(&self) -> usize {
         self.ids.len() - self.read()
     }
 }
 
 impl Assistant {
-    /// Creates an assistant of `model` with a KV cache for `kv_tokens` tokens.
+    /// Creates an assistant for `model`, with a KV cache for `kv_tokens` tokens.
     pub(crate) fn new(
         assistant: &Gpt2LMHeadModel,
         model: &Gpt2LMHeadModel,
@@ -211,12 +210,12 @@ impl Assistant {
         Ok(Self { model: assistant.clone(), pool: assistant.new_pool(kv_tokens)?, cost })
     }
 
-    /// Allocates a KV cache for a sequence; `None` if there is no memory.
+    /// Allocates a KV cache for a sequence; `None` if memory runs out.
     pub(crate) fn cache(&self, capacity: usize) -> Option<Gpt2Cache> {
         self.pool.cache(1, capacity.min(self.model.config().n_positions))
     }
 
-    /// Returns the maximum number of tokens that the assistant can draft after this number of tokens.
+    /// Returns the maximum number of tokens that the assistant can draft after `tokens` tokens.
     pub(crate) fn max_draft_after(&self, tokens: usize) -> usize {
         self.model.config().n_positions.saturating_sub(tokens)
     }
@@ -289,7 +288,7 @@ impl Assistant {
         }
     }
 
-    /// Reads the same number of tokens of each row; returns hidden states `(rows, T, C)`.
+    /// Reads the same number of tokens in each row; returns hidden states `(rows, T, C)`.
     fn read(&self, ids: &[u32], rows: usize, cache: &mut Gpt2Cache) -> Result<Tensor, GenerationError> {
         let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), self.model.device())?;
         Ok(self.model.transformer().forward_with(&ids, Some(cache), &mut Pass::inference())?)

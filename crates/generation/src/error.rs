@@ -28,7 +28,7 @@ pub enum GenerationError {
     /// Two options contradict each other.
     #[error("{what}")]
     Conflict {
-        /// Description of the contradiction and its solution.
+        /// Description of the conflict and how to resolve it.
         what: String,
     },
     /// A `generation_config.json` is invalid or unsupported.
@@ -40,7 +40,7 @@ pub enum GenerationError {
     /// The function for allowed tokens returned no token, or one outside the vocabulary.
     #[error("allowed_tokens: expected at least one token id below {vocab_size}, found {found:?}")]
     AllowedTokens {
-        /// Number of rows of the token embedding.
+        /// Number of rows in the token embedding.
         vocab_size: usize,
         /// Returned ids.
         found: Vec<u32>,
@@ -63,9 +63,9 @@ pub enum GenerationError {
     ContinuationTooLong {
         /// Number of the continuation, counted from 1.
         number: usize,
-        /// Number of tokens of both, without the last one, which is not read.
+        /// Number of tokens in both, except the last one, which is not read.
         tokens: usize,
-        /// Number of positions of the model.
+        /// Context length of the model.
         n_positions: usize,
     },
     /// A token id is outside the vocabulary.
@@ -76,16 +76,16 @@ pub enum GenerationError {
         id: u32,
         /// Position of the token, counted from 1.
         position: usize,
-        /// Number of rows of the token embedding.
+        /// Number of rows in the token embedding.
         vocab_size: usize,
     },
     /// The prompt exceeds the context.
     #[error("the prompt has {tokens} tokens, but the model's context has {n_positions}; \
         shorten the prompt by {}, or keep only part of it", .tokens - .n_positions)]
     PromptTooLong {
-        /// Number of tokens of the prompt.
+        /// Number of tokens in the prompt.
         tokens: usize,
-        /// Number of positions of the model.
+        /// Context length of the model.
         n_positions: usize,
     },
     /// The number of tokens to keep exceeds the context.
@@ -93,13 +93,13 @@ pub enum GenerationError {
     WindowTooLong {
         /// Number of tokens to keep.
         kept: usize,
-        /// Number of positions of the model.
+        /// Context length of the model.
         n_positions: usize,
     },
-    /// Stop strings need a tokenizer, and there is none.
+    /// Stop strings are set, but there is no tokenizer.
     #[error("stop_strings need a tokenizer, and the model has none")]
     StopStringsWithoutTokenizer,
-    /// A time limit needs a clock, and there is none.
+    /// A time limit is set, but there is no clock.
     #[error("`max_time` needs a clock, and none is set")]
     NoClock,
     /// A prompt and its completion exceed the KV cache.
@@ -108,7 +108,7 @@ pub enum GenerationError {
          request fewer new tokens, or enlarge the cache"
     )]
     KvTokens {
-        /// Number of tokens of prompt and completion.
+        /// Number of tokens in prompt and completion.
         needed: usize,
         /// Capacity of the KV cache in tokens.
         kv_tokens: usize,
@@ -127,13 +127,13 @@ pub enum GenerationError {
     /// A context of one token is too short for scoring.
     #[error("the model's context of {n_positions} tokens is too short to score with; at least 2 are needed")]
     ContextTooShortToScore {
-        /// Number of positions of the model.
+        /// Context length of the model.
         n_positions: usize,
     },
     /// A text of fewer than two tokens is too short for scoring.
     #[error("the text has {tokens} tokens; scoring needs at least 2, because the first has no context")]
     TooShortToScore {
-        /// Number of tokens of the text.
+        /// Number of tokens in the text.
         tokens: usize,
     },
     /// A sequence has no token to score, or no token precedes the first one to score.
@@ -142,7 +142,7 @@ pub enum GenerationError {
          the index must be at least 1 and less than the number of tokens"
     )]
     NothingToScore {
-        /// Number of tokens of the sequence.
+        /// Number of tokens in the sequence.
         tokens: usize,
         /// Index of the first token to score.
         first: usize,
@@ -151,9 +151,9 @@ pub enum GenerationError {
     #[error("the sequence needs {tokens} positions, but the model's context has {n_positions}; \
         shorten it by {}", .tokens - .n_positions)]
     SequenceTooLong {
-        /// Number of tokens of the sequence, without the last one, which is not read.
+        /// Number of tokens in the sequence, except the last one, which is not read.
         tokens: usize,
-        /// Number of positions of the model.
+        /// Context length of the model.
         n_positions: usize,
     },
     /// One of several sequences cannot be scored.
@@ -166,7 +166,7 @@ pub enum GenerationError {
         /// Problem with the sequence.
         error: Box<Self>,
     },
-    /// Two models to compare have different vocabularies.
+    /// The two models to compare have different vocabularies.
     #[error(
         "the base model's vocabulary has {vocab_size} tokens, but the other model's has {found}; \
          compare models with the same vocabulary"
@@ -195,7 +195,7 @@ pub enum GenerationError {
     /// The options remove every token.
     #[error("no token is left to choose from: each is excluded by {}; relax one of them", listed(.options))]
     NoTokenLeft {
-        /// Options that remove tokens, named as in a request, and kinds of structured output.
+        /// Options and kinds of structured output that remove tokens, named as in a request.
         options: Vec<&'static str>,
     },
     /// The tokenizer cannot turn these ids into text.
@@ -207,7 +207,7 @@ pub enum GenerationError {
 }
 
 impl GenerationError {
-    /// Returns whether the request is at fault rather than the model.
+    /// Returns whether the request, not the model, is at fault.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,

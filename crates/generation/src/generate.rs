@@ -42,9 +42,9 @@ pub struct FailedPrompt {
     pub error: GenerationError,
 }
 
-/// Generates completions for many prompts together; iterates over the tokens as they arrive.
+/// Generates completions for many prompts together and iterates over the tokens as they arrive.
 ///
-/// A completion has no item if no tokens are requested. Each completion is independent of the rest of
+/// A completion yields no items if no tokens are requested. Each completion is independent of the rest of
 /// the batch. `T` is a pointer to the tokenizer.
 ///
 /// ```
@@ -180,7 +180,7 @@ impl TokenGenerator {
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
-    /// Creates a generator for a request, which may contain additional logits processors.
+    /// Creates a generator for a request, possibly with additional logits processors.
     ///
     /// Stop strings need a tokenizer.
     ///
@@ -333,7 +333,7 @@ pub(crate) fn last_logits(
     Ok(rows_of(&logits)?.swap_remove(0))
 }
 
-/// Creates an empty cache of one row, with memory for `rows` rows of this capacity.
+/// Creates an empty one-row cache, with memory for `rows` rows of this capacity.
 pub(crate) fn one_row_of(
     model: &Gpt2LMHeadModel,
     rows: usize,

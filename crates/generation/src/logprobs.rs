@@ -10,15 +10,15 @@ use candle_gpt2_arithmetic::{log_sum_exp, map_items, relative_entropy};
 use crate::probabilities::{largest, most_probable};
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 
-/// Most probable tokens of a position with their log-probabilities, most probable first.
+/// Most probable tokens at a position and their log-probabilities, most probable first.
 ///
-/// A [`Request`](crate::Request) and [`score`](crate::score()) can ask for them.
+/// A [`Request`](crate::Request) and [`score`](crate::score()) can request them.
 pub type TokenAlternatives = Vec<(u32, f64)>;
 
 /// Log-probabilities of a token and its alternatives, as natural logarithms in f64.
 ///
-/// If the token is among its alternatives, both numbers are equal. A [`Request`](crate::Request) can
-/// ask for them.
+/// If the token is among its alternatives, both values are equal. A [`Request`](crate::Request) can
+/// request them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     /// Log-probability of the token; `-inf` if its probability is zero.
@@ -32,7 +32,7 @@ pub struct TokenLogprobs {
 pub(crate) struct Expected<'a> {
     logits: &'a [f32],
     largest: f32,
-    /// Number to subtract from a logit to get a log-probability.
+    /// Value to subtract from a logit to get a log-probability.
     normalizer: f64,
     alternatives: TokenAlternatives,
 }
@@ -59,13 +59,13 @@ impl<'a> Expected<'a> {
 
     /// Returns whether `token` is the most probable one, and thus the greedy choice.
     ///
-    /// Among equally probable tokens, the first one counts.
+    /// Ties go to the first token.
     pub(crate) fn is_greedy(&self, token: u32) -> bool {
         let is_first = |(logit, before): (&f32, &[f32])| *logit == self.largest && !before.contains(logit);
         self.with_before(token).is_some_and(is_first)
     }
 
-    /// Returns the most probable token, or the first of several.
+    /// Returns the most probable token; ties go to the first one.
     pub(crate) fn most_probable(&self) -> Option<usize> {
         self.logits.iter().position(|logit| *logit == self.largest)
     }
@@ -86,7 +86,7 @@ impl<'a> Expected<'a> {
     }
 }
 
-/// Applies the biases of the configuration to the logits, without any other processor.
+/// Applies the configuration's biases to the logits, but no other processors.
 pub(crate) fn biased(
     config: &GenerationConfig,
     history: History<'_>,
@@ -135,13 +135,13 @@ pub fn for_each_row<R: Send>(
     Ok(found)
 }
 
-/// Splits rows into pieces whose logits fit into memory together: 26 MB for GPT-2.
+/// Splits rows into pieces small enough that their logits fit in memory: 26 MB for GPT-2.
 pub(crate) fn pieces(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     const PIECE_ROWS: usize = 128;
     rows.clone().step_by(PIECE_ROWS).map(move |first| first..rows.end.min(first + PIECE_ROWS))
 }
 
-/// Calls `look` with the logits of some rows of hidden states `(1, T, C)`, row by row.
+/// Calls `look` with the logits of the given rows of hidden states `(1, T, C)`, row by row.
 ///
 /// On a CPU, the logits are not copied.
 pub(crate) fn with_logits<R>(

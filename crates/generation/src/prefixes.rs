@@ -9,7 +9,7 @@ use candle_gpt2::{Gpt2Cache, KvSlot};
 
 use crate::TokenLogprobs;
 
-/// Maximum number of kept rows, since each is compared with every prompt.
+/// Maximum number of kept rows; every prompt is compared with each of them.
 const MAX_ROWS: usize = 256;
 
 /// Kept rows, least recently used first.
@@ -25,7 +25,7 @@ pub(crate) struct Prefixes {
 pub(crate) enum ReuseGroup {
     /// Sequences of all requests with this [`Request::reuse`](crate::Request::reuse).
     Reuse(u64),
-    /// Sequences of the request with this number, which all have the same prompt.
+    /// Sequences of the request with this number; all have the same prompt.
     Sequences(u64),
 }
 
@@ -56,16 +56,16 @@ pub(crate) struct CachedPrefix {
 
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// A row of the running sequences.
+    /// Row of a running sequence.
     Running(usize),
     /// A kept row, by its number.
     Kept(u64),
-    /// A kept row that the new sequence has taken over as its own.
+    /// A kept row that the new sequence has taken over.
     Taken(PromptScores),
 }
 
 impl PromptScores {
-    /// Creates empty scores, with the number of alternatives that are wanted.
+    /// Creates empty scores that will hold `wanted` alternatives for each token.
     pub(crate) fn new(wanted: Option<usize>) -> Self {
         // No token precedes the first one, so it has no score.
         Self { wanted, known: wanted.map(|_| None).into_iter().collect() }
@@ -94,9 +94,9 @@ impl PromptScores {
         self.known = other.known.iter().take(tokens).map(|scored| scored.as_ref().map(shortened)).collect();
     }
 
-    /// Returns the number of the `equal` shared tokens that can be reused.
+    /// Returns the number of reusable tokens among the `equal` shared ones.
     ///
-    /// `wanted` is the number of alternatives that the prompt asks for. A token whose next-token scores are
+    /// `wanted` is the number of alternatives that the prompt requests. A token whose next-token scores are
     /// missing must be recomputed.
     fn usable(&self, equal: usize, wanted: Option<usize>) -> usize {
         let known = match (wanted, self.wanted) {
@@ -108,13 +108,13 @@ impl PromptScores {
     }
 }
 
-/// Requirements of a sequence that looks for a computed prefix.
+/// Requirements of a sequence that searches for a computed prefix.
 pub(crate) struct PrefixQuery<'a> {
     pub(crate) reuse_group: ReuseGroup,
     pub(crate) prompt: &'a [u32],
     /// Maximum number of tokens to reuse.
     ///
-    /// The last token is recomputed for the logits after it, unless they are known.
+    /// The last token is recomputed to get the logits after it, unless they are known.
     pub(crate) most: usize,
     /// Number of alternatives for each token of the prompt.
     pub(crate) logprobs: Option<usize>,
@@ -174,7 +174,7 @@ impl Prefixes {
         self.rows.back().map(|row| (&row.cache, &row.scores))
     }
 
-    /// Frees the memory of all rows that these sequences share.
+    /// Frees all rows that belong to this reuse group.
     pub(crate) fn forget(&mut self, reuse_group: ReuseGroup) {
         self.rows.retain(|row| row.reuse_group != reuse_group);
     }
@@ -185,7 +185,7 @@ impl Prefixes {
         place.and_then(|place| self.rows.remove(place)).is_some()
     }
 
-    /// Returns whether only the sequences of one request share row `number`.
+    /// Returns whether row `number` is reserved for the sequences of a single request.
     pub(crate) fn is_of_sequences(&self, number: u64) -> bool {
         self.rows
             .iter()
@@ -198,7 +198,7 @@ impl Prefixes {
         (row.capacity() >= capacity).then_some((row.cache, row.scores))
     }
 
-    /// Returns the number of tokens for which memory is allocated.
+    /// Returns the total capacity of the kept rows, in tokens.
     pub(crate) fn kv_tokens(&self) -> usize {
         self.rows.iter().map(|row| KvSlot::room_of(row.capacity())).sum()
     }

@@ -1,6 +1,6 @@
 //! Probabilities of the next token in f64, and selection of the largest logits.
 
-/// Number of logits that are compared together with vector instructions.
+/// Number of logits that are compared at a time with vector instructions.
 const CHUNK: usize = 64;
 
 /// A token that can still be sampled.
@@ -77,13 +77,13 @@ pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     candle_gpt2_arithmetic::log_sum_exp(logits, largest(logits))
 }
 
-/// Returns the largest number, ignoring NaN; `-inf` for no numbers.
+/// Returns the largest number, ignoring NaN, or `-inf` if there is none.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_generation::largest(&[1.0, f32::NAN, 3.0, 2.0]), 3.0);
 /// ```
 pub fn largest(numbers: &[f32]) -> f32 {
-    /// Independent accumulators, which let the comparisons compile to vector instructions.
+    /// Number of independent accumulators; they let the comparisons compile to vector instructions.
     const LANES: usize = 16;
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = numbers.chunks_exact(LANES);

@@ -34,7 +34,7 @@ impl Score {
     }
 }
 
-/// Scores text, with the `top_alternatives` most probable tokens at each position.
+/// Scores text and returns the `top_alternatives` most probable tokens at each position.
 ///
 /// Calls `progress` with the number of tokens scored since the last call.
 ///
@@ -149,7 +149,7 @@ pub fn score_continuations(
     Ok(scores.into_iter().flatten().map(continuation).collect())
 }
 
-/// Returns the index of the largest number, or of the first of several.
+/// Returns the index of the largest number; ties go to the first one.
 ///
 /// ```
 /// use candle_gpt2_generation::first_best;
@@ -161,7 +161,7 @@ pub fn first_best(measures: impl IntoIterator<Item = f64>) -> usize {
     indexed.fold((0, f64::NEG_INFINITY), |best, next| if next.1 > best.1 { next } else { best }).0
 }
 
-/// Performs the checks of [`score_continuations`] that need no loaded model.
+/// Performs the checks of [`score_continuations`] that do not need a loaded model.
 ///
 /// # Errors
 /// Returns an error if the prompt or a continuation is empty, if both together exceed the context, or
@@ -196,7 +196,7 @@ pub fn default_stride(config: &Gpt2Config) -> usize {
     config.n_positions.div_ceil(2)
 }
 
-/// Performs the checks of [`score`] that need no loaded model.
+/// Performs the checks of [`score`] that do not need a loaded model.
 ///
 /// # Errors
 /// Returns an error if there are fewer than two tokens or an id is outside the vocabulary. Also returns

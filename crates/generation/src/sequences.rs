@@ -5,7 +5,7 @@
 //! pass, and so are suffixes. Rows of similar length are batched together, because shorter rows are
 //! padded on the right. Logits are computed for scored tokens only.
 //!
-//! The split of a group depends on the group alone. On a CPU, a row of a pass has the same bits alone
+//! The split of a group depends on the group alone. On a CPU, a row's results are bit-identical alone
 //! and in a batch.
 
 use std::cmp::Reverse;
@@ -20,16 +20,16 @@ use crate::GenerationError;
 use crate::config::check_ids;
 use crate::logprobs::{Expected, for_each_row};
 
-/// Maximum number of tokens of a pass, including padding, unless a single row has more.
+/// Maximum number of tokens in a pass, including padding, unless a single row has more.
 ///
 /// Groups of HellaSwag's sizes take a tenth longer with 128 or 512, and a quarter longer with 1024
 /// (124M, f32, AVX-512).
 const PASS_TOKENS: usize = 256;
-/// Size of the KV cache for prefixes, in contexts.
+/// Size of the KV cache for prefixes, as a multiple of the context length.
 ///
 /// A larger cache also costs time, because its memory is cleared first.
 const PREFIX_CONTEXTS: usize = 1;
-/// Size of the KV cache for the suffixes of a pass, in contexts.
+/// Size of the KV cache for a pass's suffixes, as a multiple of the context length.
 const SUFFIX_CONTEXTS: usize = 4;
 
 /// A sequence of tokens to score, starting at token `first`; see [`score_sequences`].
@@ -55,11 +55,11 @@ impl Sequence {
 pub struct TokenScore {
     /// Natural logarithm of the token's probability.
     pub logprob: f64,
-    /// Whether the token is the most probable one, or the first of several.
+    /// Whether the token is the most probable one; ties go to the first token.
     pub is_greedy: bool,
 }
 
-/// Scores many sequences and returns the scores of their scored tokens.
+/// Scores many sequences; returns a score for every token from `first` onward.
 ///
 /// Sequences of a group share the computation of their common prefix. Many groups are computed
 /// together. On a CPU, a result does not depend on its batch.
@@ -96,7 +96,7 @@ pub fn score_sequences(
     score_groups(model, groups, &|| ())
 }
 
-/// Scores sequences that have been checked; calls `progress` for each of them.
+/// Scores sequences that passed the checks; calls `progress` for each of them.
 pub(crate) fn score_groups(
     model: &Gpt2LMHeadModel,
     groups: &[Vec<&Sequence>],
@@ -198,7 +198,7 @@ struct Group<'a> {
     /// Index among all groups.
     index: usize,
     sequences: &'a [&'a Sequence],
-    /// Tokens that the model reads first in all of the sequences.
+    /// Common prefix of the tokens that the model reads.
     shared: &'a [u32],
 }
 
@@ -233,7 +233,7 @@ impl<'a> Group<'a> {
         )
     }
 
-    /// Returns the tokens of some sequences to score after these positions, which the sequences share.
+    /// Returns the tokens to score after these positions, which the sequences must share.
     fn wanted(&self, sequences: Range<usize>, positions: Range<usize>) -> Vec<ScoredPosition> {
         let target = |sequence: usize, position: usize| {
             let Sequence { ids, first } = self.sequences[sequence];
@@ -257,12 +257,12 @@ struct Row<'a> {
     place: usize,
     /// Tokens to read.
     ids: &'a [u32],
-    /// Number of tokens before them.
+    /// Number of tokens that precede `ids`.
     past: usize,
     wanted: Vec<ScoredPosition>,
 }
 
-/// A position of a row after which tokens are scored.
+/// A position in a row, and the tokens that its logits score.
 struct ScoredPosition {
     place: usize,
     targets: Vec<Target>,

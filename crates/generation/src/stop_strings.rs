@@ -9,7 +9,7 @@
 #[derive(Debug, Clone)]
 pub(crate) struct StopStrings {
     searches: Vec<Search>,
-    /// End of the text that may be the beginning of a stop string; not shown yet.
+    /// Text that is held back because it may begin a stop string.
     held: String,
     is_found: bool,
 }
@@ -43,13 +43,13 @@ impl StopStrings {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// Returns the text held back at the end, which only resembled the beginning of a stop string.
+    /// Returns the remaining held-back text, which turned out not to begin a stop string.
     pub(crate) fn finish(self) -> String {
         if self.is_found { String::new() } else { self.held }
     }
 }
 
-/// Search for one string.
+/// Incremental search for a single string.
 #[derive(Debug, Clone)]
 struct Search {
     string: Vec<u8>,
@@ -58,7 +58,7 @@ struct Search {
     /// For each prefix of the string, indexed by its last byte: the longest shorter prefix that is also its
     /// suffix.
     borders: Vec<usize>,
-    /// Number of bytes of the string that the text ends with.
+    /// Number of bytes of the string that match the end of the text.
     matched: usize,
 }
 
@@ -73,7 +73,7 @@ impl Search {
         Self { matched: 0, ..search }
     }
 
-    /// Returns the start of an occurrence that ends in `piece`, which follows `offset` bytes.
+    /// Returns the start of a match that ends in `piece`; `offset` bytes precede the piece.
     ///
     /// A match of valid UTF-8 always begins and ends at character boundaries.
     fn start_in(&mut self, piece: &str, offset: usize) -> Option<usize> {

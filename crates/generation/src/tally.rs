@@ -1,6 +1,6 @@
 //! Token counts for penalties, updated incrementally.
 //!
-//! A new token costs the same for every sequence length, whereas counting again costs the whole length.
+//! A new token costs the same for every sequence length, whereas recounting costs the whole length.
 
 use std::collections::{HashMap, HashSet};
 
@@ -32,7 +32,7 @@ impl Tally {
 
     /// Counts the new tokens of the history; starts over if it does not extend the previous one.
     pub(crate) fn follow(&mut self, history: History<'_>) {
-        // Comparing the tokens is one sequential read, whose cost is negligible next to a decode step.
+        // The tokens are compared in one sequential read; its cost is negligible next to a decode step.
         if history.prompt_len != self.prompt_len || !history.ids.starts_with(&self.ids) {
             self.restart(history.prompt_len);
         }

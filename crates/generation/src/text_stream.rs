@@ -1,4 +1,4 @@
-//! Incremental decoding of token ids, which never shows part of a character or of a stop string.
+//! Incremental decoding of token ids that never shows part of a character or stop string.
 //!
 //! A byte-level token may end inside a multi-byte character. Such a tail decodes to U+FFFD. It is held
 //! back until the next token completes the character, or shows that there is none. With byte fallback,
@@ -16,9 +16,9 @@ use crate::GenerationError;
 use crate::decode::{decode, is_fallback_byte};
 use crate::stop_strings::StopStrings;
 
-/// Text of an incomplete or invalid byte sequence.
+/// Replacement for an incomplete or invalid byte sequence.
 const REPLACEMENT: char = '\u{FFFD}';
-/// Number of ids after which the window is shortened, so that no token decodes long text again.
+/// Window length in ids beyond which it is shortened; limits the text that each token decodes again.
 const LONGEST_WINDOW: usize = 32;
 /// Number of ids that remain in the shortened window.
 ///
@@ -42,7 +42,7 @@ const KEPT_IDS: usize = 4;
 pub struct TextStream<T> {
     tokenizer: T,
     window: Vec<u32>,
-    /// Number of bytes of the window's text that were returned.
+    /// Number of bytes of the window's text that have been returned.
     emitted: usize,
     stop_strings: StopStrings,
 }
@@ -59,7 +59,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         self
     }
 
-    /// Appends context such as a prompt, in which special tokens produce their names.
+    /// Appends context such as a prompt; special tokens in it appear by name.
     ///
     /// Returns the text up to the last complete character; the next ids complete the rest. This text is not
     /// searched for stop strings.
@@ -83,12 +83,12 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         ids.iter().map(|id| self.complete_characters(*id)).collect()
     }
 
-    /// Returns whether a stop string was found, after which no text follows.
+    /// Returns whether a stop string was found; no text follows it.
     pub fn is_stopped(&self) -> bool {
         self.stop_strings.is_found()
     }
 
-    /// Returns the text that token `id` completes, which is empty in the middle of a character.
+    /// Returns the text that token `id` completes; empty in the middle of a character.
     ///
     /// # Errors
     /// Returns an error if the tokenizer cannot decode the ids.
@@ -100,7 +100,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         Ok(self.stop_strings.push(&piece))
     }
 
-    /// Returns the text that was held back: an incomplete character and a beginning of a stop string.
+    /// Returns the held-back text: an incomplete character and a possible start of a stop string.
     ///
     /// # Errors
     /// Returns an error if the tokenizer cannot decode the ids.
@@ -128,7 +128,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         Ok(piece)
     }
 
-    /// Drops the beginning of the window, whose text is `text`, if no character spans the cut.
+    /// Drops the beginning of the window if no character spans the cut; `text` is the window's text.
     fn shorten_window(&mut self, text: &str) -> Result<(), GenerationError> {
         let (dropped, kept) = self.window.split_at(self.window.len() - KEPT_IDS);
         let kept_text = self.decode(kept)?;
@@ -144,7 +144,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         Ok(())
     }
 
-    /// Drops ids inside the window.
+    /// Drops ids from the middle of the window.
     ///
     /// SentencePiece drops spaces at the beginning of the text, so the window cannot consist of spaces alone.
     fn drop_middle(&mut self, text: &str) -> Result<(), GenerationError> {
@@ -173,7 +173,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
     }
 }
 
-/// Returns the text without a final U+FFFD, which the next bytes may change.
+/// Returns the text without a trailing U+FFFD, because the next bytes may replace it.
 fn complete(text: &str) -> &str {
     text.strip_suffix(REPLACEMENT).unwrap_or(text)
 }
@@ -202,7 +202,7 @@ mod tests {
         streamed + &stream.finish().unwrap()
     }
 
-    /// Tests bytes that never form characters: alone, alternating, and with another token after each.
+    /// Tests bytes that never form characters: alone, alternating, and each followed by another token.
     #[test]
     fn window_stays_short_for_invalid_bytes() {
         let tokenizer = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap();

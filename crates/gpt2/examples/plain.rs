@@ -74,7 +74,7 @@ impl Attention {
     }
 }
 
-/// One layer: attention moves information between tokens, the MLP works on each token.
+/// One layer: attention moves information between tokens; the MLP processes each token.
 struct Block {
     ln_1: LayerNorm,
     attn: Attention,
@@ -106,7 +106,7 @@ impl Block {
     }
 }
 
-/// nanoGPT: `GPT`, with its parts under `transformer.wte` and so on.
+/// The whole model. nanoGPT: `GPT`, with its parts under `transformer.wte` and so on.
 pub(crate) struct PlainGpt2 {
     wte: Tensor,
     wpe: Tensor,
@@ -137,7 +137,7 @@ impl PlainGpt2 {
     }
 }
 
-/// Tensors of a GGUF file in f32, under Hugging Face's names.
+/// Reads the tensors of a GGUF file in f32, under Hugging Face's names.
 pub(crate) fn tensors(gguf: &[u8]) -> Result<HashMap<String, Tensor>> {
     const NAMES: [(&str, &str); 10] = [
         ("token_embd", "wte"),

@@ -167,9 +167,9 @@ impl Gpt2Config {
         Self::from_keys(&Keys(&keys), head)
     }
 
-    /// Parses the text of a `config.json` as a model with this head.
+    /// Parses the text of a `config.json` for a model with this head.
     ///
-    /// The class in the file is ignored, for callers that know the tensors of the checkpoint.
+    /// The class in the file is ignored. This is for callers that know the checkpoint's tensors.
     ///
     /// # Errors
     /// See [`Gpt2Config::from_json`].
@@ -401,7 +401,7 @@ impl Gpt2Config {
         self.n_embd.checked_div(self.n_head).unwrap_or(0)
     }
 
-    /// Factor on the attention scores of block `layer`.
+    /// Scale of the attention scores in block `layer`.
     pub fn attention_scale(&self, layer: usize) -> f64 {
         let width = if self.scale_attn_weights { (self.head_dim() as f64).sqrt() } else { 1.0 };
         let depth = if self.scale_attn_by_inverse_layer_idx { (layer + 1) as f64 } else { 1.0 };
@@ -441,7 +441,7 @@ impl Gpt2Config {
         }
     }
 
-    /// Whether the model has an output head over the vocabulary that is not the token embedding.
+    /// Whether the model has an output head over the vocabulary, separate from the token embedding.
     pub fn has_untied_head(&self) -> bool {
         self.head.has_language_model() && !self.tie_word_embeddings
     }
@@ -455,7 +455,7 @@ impl Serialize for Gpt2Config {
 
 /// Manual implementation, because keys depend on each other.
 ///
-/// Aliases must agree, and only a head with labels reads their keys.
+/// Aliases must agree, and label keys are read only for a head with labels.
 impl<'de> Deserialize<'de> for Gpt2Config {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let keys = Map::deserialize(deserializer)?;

@@ -35,7 +35,7 @@ pub struct CrossAttention {
     ln_cross_attn: LayerNorm,
     crossattention: MultiHeadAttention,
     resid_pdrop: f64,
-    /// Keys and values of default states, for passes without their own states.
+    /// Keys and values of the default states, for passes without their own states.
     memory: Option<AttentionMemory>,
 }
 

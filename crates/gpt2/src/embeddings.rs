@@ -26,9 +26,9 @@ pub(crate) struct Embeddings {
 
 /// Row indices of `wpe`.
 enum Positions {
-    /// Consecutive positions from this one, for every row of the batch.
+    /// Consecutive positions, starting at this one in every row of the batch.
     From(usize),
-    /// Consecutive positions from a separate start for each row of the batch.
+    /// Consecutive positions, with a separate start for each row of the batch.
     FromEach(Vec<usize>),
     /// Explicit positions, `(1, T)`.
     Listed(Tensor),
@@ -55,7 +55,7 @@ impl Embeddings {
             _ => self.of_tokens(ids)?,
         }; // (B, T, C)
         let x = if pass.wants(SiteKind::Embed) || pass.wants(SiteKind::PosEmbed) {
-            // The observer wants both separately.
+            // The observer receives both embeddings separately.
             let position_embeddings = self.add(&token_embeddings.zeros_like()?, positions)?;
             (pass.show(SiteKind::Embed, token_embeddings)?
                 + pass.show(SiteKind::PosEmbed, position_embeddings)?)?

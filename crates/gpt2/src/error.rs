@@ -1,4 +1,4 @@
-//! Errors in configurations and in inputs of a model.
+//! Errors in a model's configuration and inputs.
 
 use candle_core::DType;
 use thiserror::Error;
@@ -154,7 +154,7 @@ pub enum ModelError {
         /// Transformers class of the configuration.
         found: &'static str,
     },
-    /// A summary token is out of range, or the rows do not have one each.
+    /// A summary token is out of range, or there is not exactly one per row.
     #[error("summary: expected {expected}, found {found}", found = bounded_message(.found), expected = bounded_message(.expected))]
     NoSummary {
         /// Description of the input.

@@ -1,4 +1,4 @@
-//! Kind of a model's head, and its options.
+//! Kinds of model heads, and their options.
 //!
 //! Source: the classes in transformers' `modeling_gpt2.py`, which `config.json` names under `architectures`,
 //! and the keys that they read. Keys that only other heads read are ignored.

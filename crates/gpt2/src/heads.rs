@@ -25,7 +25,7 @@ use crate::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, ModelError, Summar
 /// Token dimension of a `(1, ΣT, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// Model with logits over labels for each row, computed from its last token.
+/// Model that outputs label logits for each row, computed from the row's last token.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -95,7 +95,7 @@ impl Gpt2ForSequenceClassification {
     }
 }
 
-/// Model with logits over labels for each token.
+/// Model that outputs label logits for each token.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -164,7 +164,7 @@ impl Gpt2ForTokenClassification {
     }
 }
 
-/// Model with next-token logits and one logit per row, which ranks the rows as choices.
+/// Model that outputs next-token logits, and one logit per row that ranks the rows as choices.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -203,7 +203,7 @@ impl Gpt2DoubleHeads {
         })
     }
 
-    /// Computes the logits of the next token after each token, and of each row as a choice.
+    /// Computes the next-token logits after each token, and the choice logit of each row.
     ///
     /// `summary_tokens` has the index of the summary token within each row. Without it, the last token is the
     /// summary. Only a head of [`SummaryType::ClsIndex`] reads it.
@@ -224,7 +224,7 @@ impl Gpt2DoubleHeads {
         Ok((self.language_model.lm_head().forward(&hidden_states)?, choices))
     }
 
-    /// Computes only the logits of the rows as choices, see [`Gpt2DoubleHeads::forward`].
+    /// Computes only the choice logits of the rows, see [`Gpt2DoubleHeads::forward`].
     ///
     /// # Shapes
     /// `rows` of `T_1` to `T_R` IDs; returns `(R)`.

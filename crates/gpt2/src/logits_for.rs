@@ -1,4 +1,4 @@
-//! Tokens whose logits are computed.
+//! Selection of the tokens whose logits are computed.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_attention::Placement;
@@ -11,7 +11,7 @@ const TOKEN_DIM: usize = 1;
 pub enum LogitsFor {
     /// All tokens, for scoring and training.
     EveryToken,
-    /// Last token of each row, for generation; the head is computed for one position of a row.
+    /// Last token of each row, for generation; the head is computed at only one position per row.
     LastToken,
     /// `count` tokens of each row, for scoring in chunks that need less memory for logits.
     Tokens {

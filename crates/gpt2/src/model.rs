@@ -252,7 +252,7 @@ impl Gpt2LMHeadModel {
         Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })
     }
 
-    /// Computes the logits of the next token after each token, without dropout and without a cache.
+    /// Computes the next-token logits after each token, without dropout and without a cache.
     ///
     /// Gradients flow.
     ///

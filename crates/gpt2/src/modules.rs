@@ -1,4 +1,4 @@
-//! candle's `Module` for the models: token IDs as input, no dropout.
+//! Implements candle's `Module` for the models, with token IDs as input and no dropout.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_attention::Pass;
@@ -6,7 +6,7 @@ use candle_nn::Module;
 
 use crate::{Block, Gpt2LMHeadModel, Gpt2Model};
 
-/// Block under the causal mask, as in the model.
+/// Block with a causal mask, as in the model.
 ///
 /// # Shapes
 /// `x` `(B, T, C)`; returns the same shape.

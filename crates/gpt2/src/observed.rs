@@ -1,4 +1,4 @@
-//! Calls of the model: device and observer, hidden states, and passes that start at a later block.
+//! Model calls: device and observer, hidden states, and passes that start at a later block.
 
 use std::sync::{Arc, Mutex};
 

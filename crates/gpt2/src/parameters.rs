@@ -94,7 +94,7 @@ pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     list.parameters
 }
 
-/// Returns the parameters of a head that is not over the vocabulary.
+/// Returns the parameters of a classification or choice head.
 fn head_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     let mut list = List::new(config);
     let (name, rows) = match config.head {
@@ -110,7 +110,7 @@ fn head_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     list.parameters
 }
 
-/// Returns the parameters of one block, with their names in the block.
+/// Returns the parameters of one block, named relative to the block.
 fn block_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     let (width, inner) = (config.n_embd, config.inner_width());
     let mut list = List::new(config);
@@ -178,7 +178,7 @@ pub(crate) struct Layers<S> {
 }
 
 impl<S: ParameterSource> Layers<S> {
-    /// Layers of a block, with their names in the block.
+    /// Layers of a block, named relative to the block.
     pub(crate) fn of_block(config: &Gpt2Config, source: S) -> Self {
         Self { parameters: block_parameters(config), epsilon: config.layer_norm_epsilon, source }
     }
@@ -232,9 +232,9 @@ impl<S: ParameterSource> Layers<S> {
 /// Parameter counts of a model, by common definitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ParameterCounts {
-    /// Distinct values, as in transformers' `num_parameters()`; a tied head counts once.
+    /// Distinct parameters, as in transformers' `num_parameters()`; a tied head counts once.
     pub unique: usize,
-    /// Distinct values, with a head over the vocabulary counted separately even if it is tied.
+    /// Distinct parameters, with a head over the vocabulary counted separately even if it is tied.
     pub with_untied_head: usize,
     /// Token and position embedding.
     pub embedding: usize,
@@ -249,7 +249,7 @@ pub struct ParameterCounts {
     /// Cross-attention of one block, with biases, without the norm.
     #[serde(skip_serializing_if = "is_zero")]
     pub cross_attention_per_block: usize,
-    /// Head that is not over the vocabulary, with biases.
+    /// Classification or choice head, with biases.
     #[serde(skip_serializing_if = "is_zero")]
     pub head: usize,
 }

@@ -128,7 +128,7 @@ impl Gpt2LMHeadModel {
         self.size().count
     }
 
-    /// Memory of the parameters in bytes, each counted once.
+    /// Memory of the parameters in bytes; each parameter counts once.
     ///
     /// The sizes reflect the actual dtypes and layouts of the model's tensors.
     pub fn weight_bytes(&self) -> usize {
@@ -161,7 +161,7 @@ impl Gpt2LMHeadModel {
         Gpt2Cache::new(self.config(), batch, capacity, self.kv_dtype, self.device())
     }
 
-    /// Allocates storage for the keys and values of `tokens` tokens, which caches share.
+    /// Allocates a pool that caches share, with storage for the keys and values of `tokens` tokens.
     ///
     /// # Errors
     /// If allocation fails on the device.

@@ -38,7 +38,7 @@ impl Steps {
 pub(crate) enum Step {
     /// Number of steps computed without recording so far.
     Counted(usize),
-    /// A step was computed like the one to be recorded, so its kernels are loaded.
+    /// A step has run with the kernels that will be recorded, so they are loaded.
     Prepared(StepMemory),
     /// The next step is replayed.
     Recorded(Recording, StepMemory),

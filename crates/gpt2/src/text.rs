@@ -47,7 +47,7 @@ pub fn printable(text: &str) -> String {
     text.chars().filter(|character| !is_unprintable(*character) || matches!(character, '\n' | '\t')).collect()
 }
 
-/// Escapes unprintable characters in JSON, without a change of meaning for parsers.
+/// Escapes unprintable characters in JSON, without changing what a parser reads.
 ///
 /// ```
 /// assert_eq!(candle_gpt2::printable_json("\"\u{9b}31m\""), r#""\u009b31m""#);
@@ -84,7 +84,7 @@ pub fn excerpt(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Cuts the middle out of a long message, because parsers quote values of any length.
+/// Cuts the middle out of a long message; parsers may quote values of any length.
 ///
 /// ```
 /// use candle_gpt2::bounded_message;

@@ -6,7 +6,7 @@ use std::thread::{ThreadId, current};
 
 use candle_gpt2_attention::Observer;
 
-/// Attached observer, which sees every pass of a model, one pass at a time.
+/// Attached observer; sees every pass of a model, one pass at a time.
 #[derive(Clone)]
 pub(crate) struct Watcher {
     observer: Arc<Mutex<dyn Observer + Send>>,

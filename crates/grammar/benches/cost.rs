@@ -1,6 +1,6 @@
 //! Benchmarks of constrained generation with GPT-2's 50,257 tokens.
 //!
-//! - `prepare`: the first grammar of a vocabulary, which builds the data that all its grammars share;
+//! - `prepare`: the first grammar for a vocabulary, including the data shared by all its grammars;
 //! - `tokens`: computing the allowed next tokens along randomly sampled texts, for a JSON schema, a regular
 //!   expression and a Lark grammar;
 //! - `step`: a decode step of a model with the 124M shape in q8, with and without such a grammar.
@@ -35,7 +35,7 @@ const END: u32 = VOCABULARY - 1;
 const TEXTS: u64 = 20;
 /// Maximum tokens per text.
 const LONGEST: usize = 200;
-/// Number of interleaved runs per grammar.
+/// Number of interleaved runs for each grammar.
 ///
 /// The fastest run counts, because other programs share the machine.
 const ROUNDS: usize = 15;

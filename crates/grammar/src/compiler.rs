@@ -46,9 +46,9 @@ pub struct Compiler(Arc<Inner>);
 struct Inner {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
-    /// Data shared by all grammars that this process compiles, built for the first one.
+    /// Data shared by all grammars compiled in this process, built for the first one.
     prepared: OnceLock<Result<Prepared, GrammarError>>,
-    /// Child processes that compile grammars, and the constraints currently in use there.
+    /// Child processes that compile grammars, and their constraints currently in use.
     isolated: Option<(Processes, Shared)>,
     queue: Mutex<Queue>,
     has_ended: Condvar,
@@ -110,7 +110,7 @@ impl Compiler {
     /// Beam search and contrastive search need an end token.
     ///
     /// # Errors
-    /// The errors of [`Compiler::compile`], and an error if the search mode needs an end token and `config`
+    /// The errors of [`Compiler::compile`], plus an error if the search mode needs an end token and `config`
     /// has none.
     pub fn compile_for(
         &self,
@@ -123,7 +123,7 @@ impl Compiler {
         self.compile(grammar, &config.eos_token_id)
     }
 
-    /// Compiles a grammar into a constraint that any number of sequences of a request can share.
+    /// Compiles a grammar into a constraint that any number of a request's sequences can share.
     ///
     /// A sequence may end with any of `end_tokens`. Without end tokens it ends when nothing more may follow.
     ///

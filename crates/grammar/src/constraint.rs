@@ -1,4 +1,4 @@
-//! Constraint that computes which tokens may follow the generated ones under a grammar.
+//! Grammar constraint, which computes the tokens that may follow the generated ones.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Rules {
     tokens: Arc<Tokens>,
     /// End tokens without bytes.
     silent_ends: Vec<u32>,
-    /// End tokens with bytes, which are part of the text.
+    /// End tokens with bytes; these bytes are part of the text.
     written_ends: Vec<u32>,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Debug for GrammarConstraint {
 }
 
 impl GrammarConstraint {
-    /// Creates a constraint that allows the texts accepted by `matcher`, which is in its initial state.
+    /// Creates a constraint from `matcher`, which must be in its initial state.
     pub(crate) fn new(
         kind: &'static str,
         matcher: Matcher,
@@ -53,7 +53,7 @@ impl GrammarConstraint {
         Ok(Self { rules, start: Arc::new(start), states: States::default() })
     }
 
-    /// Bit mask of the tokens that may follow, with the first token in the lowest bit.
+    /// Returns a bit mask of the tokens that may follow; the lowest bit is the first token.
     pub(crate) fn allowed(&self, generated: &[u32]) -> Result<Vec<u32>, GenerationError> {
         Ok(self.state(generated)?.allowed.as_slice().to_vec())
     }
@@ -93,7 +93,7 @@ impl Constraint for GrammarConstraint {
 }
 
 impl Rules {
-    /// Advances `matcher`, which has consumed the first `known` tokens of `generated`, to the last token.
+    /// Advances `matcher` from the first `known` tokens to the end of `generated`.
     fn read(&self, matcher: &Matcher, generated: &[u32], known: usize) -> Result<State, String> {
         let mut matcher = matcher.clone();
         for (index, id) in generated.iter().enumerate().skip(known) {
@@ -115,7 +115,7 @@ impl Rules {
         self.state(matcher, false).map_err(failed)
     }
 
-    /// Computes the tokens that may follow in the state of `matcher`.
+    /// Computes the tokens that may follow in the current state of `matcher`.
     fn state(&self, mut matcher: Matcher, is_start: bool) -> Result<State, String> {
         let set = self.tokens.trie.tok_trie().alloc_token_set();
         // A stopped matcher accepts no further tokens.
@@ -144,7 +144,7 @@ impl Rules {
         Ok(State { matcher, allowed, is_complete })
     }
 
-    /// Whether the text may end with `id`, a token with bytes.
+    /// Whether the text may end with `id`, an end token with bytes.
     fn may_end_with(&self, matcher: &Matcher, id: u32) -> bool {
         let mut matcher = matcher.clone();
         matcher.consume_token(self.tokens.in_trie(id)).is_ok() && matcher.is_accepting().unwrap_or(false)

@@ -1,4 +1,4 @@
-//! Errors of compiling grammars.
+//! Errors in compiling grammars.
 
 use thiserror::Error;
 
@@ -19,10 +19,10 @@ pub enum GrammarError {
          set `eos_token_id`"
     )]
     NoEnd,
-    /// The text of a token depends on its neighbors, or the tokenizer is otherwise unsupported.
+    /// The tokenizer is unsupported, for example because a token's text depends on its neighbors.
     #[error("structured output does not support this tokenizer: {what}")]
     Tokenizer {
-        /// Reason.
+        /// Reason why the tokenizer is unsupported.
         what: String,
     },
     /// The grammar is longer than the limit.
@@ -46,12 +46,12 @@ pub enum GrammarError {
     Grammar {
         /// Kind of grammar, with the same values as in `TooLong`.
         kind: &'static str,
-        /// Reason and location.
+        /// Reason for the error and its location.
         what: String,
     },
 }
 
-/// Replacements for library messages that mention its own options and features.
+/// Replacements for library messages that mention the library's own options and features.
 const REWRITTEN: [(&str, &str); 6] = [
     (
         "Only absolute $ref's (#/...) are supported without 'referencing' feature; ref",
@@ -67,7 +67,7 @@ const REWRITTEN: [(&str, &str); 6] = [
     ("NoExtensionBias", "no token in the vocabulary can come next"),
 ];
 
-/// Error message for a grammar with special tokens.
+/// Error message for a grammar that uses special tokens.
 pub(crate) const SPECIAL_TOKENS: &str =
     "special tokens and token ids such as <[5]> are not supported; write the literal text instead";
 

@@ -48,7 +48,7 @@ pub enum Grammar {
     ///
     /// Keywords that [llguidance does not
     /// support](https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md) are errors. So are
-    /// limits that llguidance would not keep, and references to other schemas, which are never fetched. At
+    /// limits that llguidance would not enforce, and references to other schemas, which are never fetched. At
     /// most one space separates the parts of a value.
     JsonSchema(Value),
     /// A regular expression that matches the whole text.
@@ -62,7 +62,7 @@ pub enum Grammar {
 }
 
 impl Grammar {
-    /// Choice of one of several texts, or `None` if the list or any text is empty.
+    /// Creates a choice between several texts; returns `None` if the list or any text is empty.
     ///
     /// ```
     /// use candle_gpt2_grammar::Grammar;
@@ -77,7 +77,7 @@ impl Grammar {
         is_choice.then(|| Self::Regex(texts.map(regex_syntax::escape).collect::<Vec<_>>().join("|")))
     }
 
-    /// Name of the kind in error messages.
+    /// Name of the grammar's kind for error messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::JsonObject | Self::JsonSchema(_) => "JSON schema",

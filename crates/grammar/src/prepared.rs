@@ -1,4 +1,4 @@
-//! Data that all grammars of a vocabulary share, and the library's limits for compiling them.
+//! Data shared by all grammars of a vocabulary, and the limits for compiling them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,9 +48,9 @@ impl Prepared {
     }
 }
 
-/// The library's limits on the cost of a grammar.
+/// Limits on a grammar's cost, enforced by the library.
 fn limits() -> ParserLimits {
-    /// Maximum lexer states, each of about a kilobyte.
+    /// Maximum number of lexer states, of about a kilobyte each.
     const MAX_LEXER_STATES: usize = 50_000;
     /// Maximum parser items per token.
     ///

@@ -22,7 +22,7 @@ use crate::prepared::{COMPILE_TIMEOUT, Prepared, STACK_BYTES};
 use crate::tokens::TokenBytes;
 use crate::{Grammar, GrammarError};
 
-/// Part of a process's memory limit that is its stack.
+/// Part of a process's memory limit that is reserved for its stack.
 ///
 /// The library recurses to a bounded depth.
 const STACK: u64 = STACK_BYTES as u64;
@@ -42,11 +42,11 @@ const STEP: Limits = Limits {
     memory_bytes: STACK + (64 << 20),
     wall: Duration::from_secs(2),
 };
-/// Maximum private memory of all processes combined.
+/// Maximum total private memory of all processes.
 ///
 /// Above it, new grammars are rejected, and a process that uses at least the average is stopped.
 const ALL_BYTES: usize = 256 << 20;
-/// Number of answers between two memory measurements of a process.
+/// Number of answers between two measurements of a process's memory.
 const ANSWERS_PER_MEASUREMENT: usize = 16;
 /// CPU time per step that is not charged to any budget.
 ///
@@ -54,11 +54,11 @@ const ANSWERS_PER_MEASUREMENT: usize = 16;
 const FREE_TIME: Duration = Duration::from_micros(if cfg!(debug_assertions) { 20_000 } else { 500 });
 /// Maximum CPU time beyond [`FREE_TIME`] per step, summed over the life of a process.
 const MAX_SLOW: Duration = Duration::from_millis(500);
-/// Fraction of wall time that slow steps of all processes may take, because the engine waits for them.
+/// Fraction of wall time that all slow steps may take; limited because the engine waits for them.
 const SLOW_FRACTION: f64 = 0.2;
-/// Slow CPU time of all processes that is tolerated beyond [`SLOW_FRACTION`].
+/// Slow CPU time beyond [`SLOW_FRACTION`] that is tolerated for all processes together.
 const ALL_SLOW: Duration = Duration::from_millis(200);
-/// Slow CPU time of a process above which it is stopped once all of them exceed [`ALL_SLOW`].
+/// Slow CPU time above which a process is stopped once all together exceed [`ALL_SLOW`].
 const FAIR_SLOW: Duration = Duration::from_millis(50);
 
 /// Worker service that compiles grammars, for [`run_worker`](candle_gpt2_confined::run_worker).
@@ -94,9 +94,9 @@ pub(crate) struct CompileRequest {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum RequestKind {
-    /// Compile the [`CompileRequest`] that follows as JSON.
+    /// Compile the [`CompileRequest`] that follows, encoded as JSON.
     Read = 0,
-    /// Return the tokens that may follow the given ones, as a bit mask.
+    /// Return a bit mask of the tokens that may follow the given ones.
     Allowed = 1,
     /// Return whether only the end may follow the given tokens.
     IsComplete = 2,
@@ -108,7 +108,7 @@ const IS_ANSWER: u8 = 0;
 const IS_ERROR: u8 = 1;
 
 impl Processes {
-    /// Creates the processes of `program` for a vocabulary with these words.
+    /// Sets up child processes of `program`; `words` supplies the vocabulary's tokens.
     pub(crate) fn new(
         program: WorkerProgram,
         words: impl Fn() -> Result<TokenBytes, GrammarError> + Send + Sync + 'static,
@@ -147,7 +147,7 @@ impl Processes {
     }
 }
 
-/// Constraint whose grammar is evaluated in a child process.
+/// Constraint evaluated in a child process.
 pub(crate) struct RemoteConstraint {
     kind: &'static str,
     process: Mutex<Process>,
@@ -231,12 +231,12 @@ struct Usage {
     /// Private memory of all processes, as last measured.
     bytes: usize,
     processes: usize,
-    /// Recent time of slow steps, minus [`SLOW_FRACTION`] of the elapsed time.
+    /// Recent slow-step time, minus [`SLOW_FRACTION`] of the elapsed time.
     slow: Duration,
     slow_at: Option<Instant>,
 }
 
-/// One process's part of the total [`Usage`].
+/// One process's share of the total [`Usage`].
 struct ProcessUsage {
     bytes: AtomicUsize,
     total: Arc<Mutex<Usage>>,
@@ -285,14 +285,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Creates the program of [`GRAMMARS`] from the serialized words of a vocabulary.
+/// Creates the [`GRAMMARS`] program from the serialized words of a vocabulary.
 fn prepare(words: &[u8]) -> Result<Box<dyn Program>, String> {
     let words: TokenBytes = serde_json::from_slice(words).map_err(|error| error.to_string())?;
     let prepared = Prepared::new(words).map_err(bare_message)?;
     Ok(Box::new(GrammarWorker { prepared, constraint: None }))
 }
 
-/// Error message without the kind of grammar, which the parent adds.
+/// Error message without the grammar's kind; the parent adds it.
 fn bare_message(error: GrammarError) -> String {
     match error {
         GrammarError::Tokenizer { what } | GrammarError::Grammar { what, .. } => what,
@@ -346,7 +346,7 @@ fn answer(constraint: &GrammarConstraint, kind: u8, ids: &[u8]) -> Result<Vec<u8
     })
 }
 
-/// Strips the first byte of an answer and converts an error answer into `Err`.
+/// Strips the first byte of an answer and converts an error answer to `Err`.
 fn answer_of(bytes: &[u8]) -> Result<&[u8], String> {
     match bytes.split_first() {
         Some((&IS_ANSWER, answer)) => Ok(answer),

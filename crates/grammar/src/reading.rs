@@ -1,4 +1,4 @@
-//! Compiles a grammar into the library's parser, with limits and checks that the library lacks.
+//! Compiles a grammar into the library's parser, adding limits and checks that the library lacks.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -9,13 +9,13 @@ use llguidance::{Logger, ParserFactory, TokenParser, panic_utils};
 
 use crate::recursion;
 
-/// All byte values, each of which may begin a lexeme.
+/// All byte values; any of them may begin a lexeme.
 const BYTES: std::ops::RangeInclusive<u8> = 0..=u8::MAX;
 
 /// Compiles a grammar into a parser.
 ///
 /// # Errors
-/// If the grammar is invalid, too complex, or can reach a dead end. Messages of the library are returned
+/// If the grammar is invalid, too complex, or can reach a dead end. Messages from the library are returned
 /// unchanged.
 pub(crate) fn parser(source: TopLevelGrammar, factory: &ParserFactory) -> Result<TokenParser, String> {
     let read = panic_utils::catch_unwind(AssertUnwindSafe(|| {

@@ -13,7 +13,7 @@ use llguidance::earley::{CGrammar, CSymIdx, Grammar, SymIdx};
 /// The number of replacement rules grows cubically.
 const MAX_SYMBOLS: usize = 16;
 
-/// Replaces right recursion, if there is any, with left recursion without changing the language.
+/// Replaces any right recursion with left recursion, without changing the language.
 ///
 /// Symbols `S` with rules `S -> a T` and `S -> b`, where the last symbols recurse, form a finite automaton.
 /// Its transitions are the parts before the last symbols. For each symbol `E` that other rules use,
@@ -108,7 +108,7 @@ fn components(grammar: &CGrammar, reachable: &[CSymIdx]) -> Vec<BTreeSet<usize>>
     };
     let mut edges: BTreeMap<usize, BTreeSet<usize>> =
         reachable.iter().map(|symbol| (symbol.as_index(), last_symbols(*symbol))).collect();
-    // Symbols without outgoing edges are on no cycle, so remove them repeatedly.
+    // Symbols without outgoing edges are not on a cycle, so remove them repeatedly.
     loop {
         let ends: BTreeSet<usize> =
             edges.iter().filter(|(_, lasts)| lasts.is_empty()).map(|(symbol, _)| *symbol).collect();

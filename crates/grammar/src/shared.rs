@@ -10,7 +10,7 @@ use crate::process::{CompileRequest, RemoteConstraint};
 
 /// Maximum requests per process.
 ///
-/// It is then replaced, because it keeps states of finished sequences.
+/// The process is then replaced, because it keeps states of finished sequences.
 const MAX_REQUESTS: usize = 64;
 
 /// Constraints in use, keyed by the JSON of grammar and end tokens.
@@ -29,10 +29,10 @@ struct Entry {
 }
 
 impl Shared {
-    /// Returns the constraint of an equal grammar, or reads a new one.
+    /// Returns the constraint of an equal grammar, or compiles a new one with `read`.
     ///
-    /// Concurrent requests with equal grammars read it once and share the outcome, even if it is an error.
-    /// So no request waits longer than one `read` takes.
+    /// For concurrent requests with equal grammars, `read` runs once, and they share the outcome, even an error.
+    /// Therefore, no request waits longer than one `read` takes.
     pub(crate) fn read_with(
         &self,
         request: &CompileRequest,
@@ -71,7 +71,7 @@ impl Shared {
 }
 
 impl Entry {
-    /// Whether a sequence uses the constraint or a request is reading it.
+    /// Whether a sequence uses the constraint or a request is waiting for it.
     fn is_in_use(&self) -> bool {
         self.compilation.strong_count() > 0 || self.constraint.strong_count() > 0
     }
@@ -92,7 +92,7 @@ mod tests {
     use crate::Grammar;
 
     const REQUESTS: usize = 5;
-    /// Number of milliseconds to wait for the other requests.
+    /// Maximum time to wait for the other requests, in milliseconds.
     const PATIENCE: usize = 60_000;
 
     #[test]

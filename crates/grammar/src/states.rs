@@ -1,4 +1,4 @@
-//! Cache of grammar states by generated tokens, so that each further token costs one step.
+//! Cache of grammar states by generated tokens, so that each new token costs a single step.
 //!
 //! It serves concurrent sequences, forked beams and rejected drafts.
 
@@ -8,37 +8,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use llguidance::Matcher;
 use toktrie::SimpleVob;
 
-/// Maximum tokens of all cached latest states: 256 sequences of 1,024 tokens.
+/// Maximum total tokens of all cached latest states: 256 sequences of 1,024 tokens.
 ///
 /// A sequence beyond that is parsed again from its start.
 const MAX_TOKENS: usize = 1 << 18;
-/// Maximum sequences with a cached latest state, more than a server runs concurrently.
+/// Maximum number of cached latest states; exceeds the sequences that a server runs concurrently.
 ///
 /// Finished sequences stay in the cache.
 const MAX_TEXTS: usize = 256;
-/// Maximum cached states that another state continues, such as the previous step's beams and a draft.
+/// Maximum number of cached states with a successor, such as the previous step's beams or a draft.
 const MAX_CONTINUED: usize = 128;
 
-/// State of a grammar after some tokens, with the tokens that may follow.
+/// State of a grammar after a sequence of tokens, with the tokens that may follow.
 pub(crate) struct State {
     pub(crate) matcher: Matcher,
     /// Tokens that may follow, including end tokens.
     pub(crate) allowed: SimpleVob,
-    /// Whether only the end may follow.
+    /// Whether nothing but the end may follow.
     pub(crate) is_complete: bool,
 }
 
-/// Cached states by their tokens, most recently added last.
+/// Cached states, keyed by their tokens.
 #[derive(Default)]
 pub(crate) struct States(Mutex<Cache>);
 
 #[derive(Default)]
 struct Cache {
-    /// States without a continuation, oldest first.
+    /// States without a successor, oldest first.
     latest: VecDeque<Entry>,
     /// Total tokens of `latest`.
     latest_tokens: usize,
-    /// States that another state continues, oldest first.
+    /// States with a successor, oldest first.
     continued: VecDeque<Entry>,
 }
 
@@ -49,7 +49,7 @@ struct Entry {
 }
 
 impl States {
-    /// Returns the cached state with the longest matching prefix, and the length of that prefix.
+    /// Returns the cached state of the longest known prefix of `ids`, and that prefix's length.
     pub(crate) fn longest(&self, ids: &[u32]) -> Option<(usize, Arc<State>)> {
         let cache = self.cache();
         let entries = cache.latest.iter().rev().chain(cache.continued.iter().rev());
@@ -59,7 +59,7 @@ impl States {
             .map(|entry| (entry.ids.len(), Arc::clone(&entry.state)))
     }
 
-    /// Caches the state after `ids`, which continues the state after the first `continued` tokens.
+    /// Caches the state after `ids` as the successor of the state after the first `continued` tokens.
     pub(crate) fn keep(&self, ids: &[u32], continued: usize, state: &Arc<State>) {
         let mut cache = self.cache();
         if let Some(place) = cache.latest.iter().position(|entry| entry.ids == ids[..continued])

@@ -11,21 +11,21 @@ use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use crate::GrammarError;
 
-/// Maximum length of a token.
+/// Maximum length of a token, in bytes.
 ///
 /// The trie supports twice that.
 const MAX_TOKEN_BYTES: usize = 512;
-/// Maximum total bytes of all tokens.
+/// Maximum total length of all tokens, in bytes.
 ///
 /// Each byte may be a node of the trie, which supports four million.
 const MAX_VOCABULARY_BYTES: usize = 4_000_000;
 
-/// Bytes that each token adds to the text, serializable for child processes.
+/// Bytes that each token adds to a text, serializable for child processes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct TokenBytes {
     /// Bytes of each token; empty if it decodes to nothing or duplicates another token.
     bytes: Vec<Vec<u8>>,
-    /// Tokens with the same bytes as an earlier token, paired with that token.
+    /// Tokens with the same bytes as an earlier token, each paired with that token.
     twins: Vec<(u32, u32)>,
     /// Tokens that decode to different bytes at the beginning of the text.
     other_at_start: Vec<u32>,
@@ -70,9 +70,9 @@ impl TokenBytes {
 pub(crate) struct Tokens {
     /// Trie of the tokens' bytes without duplicates, plus one token for the end of the text.
     pub(crate) trie: TokEnv,
-    /// ID of the end of the text in the trie, which the vocabulary does not use.
+    /// Id of the end of the text in the trie; unused by the vocabulary.
     pub(crate) end: u32,
-    /// Tokens with the same bytes as another token, mapped to that token, which is in the trie.
+    /// Tokens with the same bytes as a token in the trie, mapped to that token.
     twins: HashMap<u32, u32>,
     other_at_start: Vec<u32>,
     /// Whether each token decodes to any bytes.
@@ -93,7 +93,7 @@ impl Tokens {
         Self { trie, end, twins, other_at_start, is_written }
     }
 
-    /// Token in the trie with the same bytes.
+    /// Returns the token in the trie with the same bytes as `id`.
     pub(crate) fn in_trie(&self, id: u32) -> u32 {
         self.twins.get(&id).copied().unwrap_or(id)
     }
@@ -125,17 +125,17 @@ fn is_usable(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.len() <= MAX_TOKEN_BYTES && !bytes.contains(&u8::MAX)
 }
 
-/// Output of one token.
+/// Bytes that one token adds to a text.
 struct TokenOutput {
-    /// Bytes inside the text.
+    /// Bytes anywhere but at the beginning of the text.
     inside: Vec<u8>,
-    /// Whether the bytes differ at the beginning of the text.
+    /// Whether the bytes at the beginning of the text are different.
     is_other_at_start: bool,
 }
 
-/// Tokenizer kind, which determines the bytes of a token.
+/// Kind of tokenizer; determines the bytes of a token.
 enum TokenizerKind<'a> {
-    /// Each token decodes to the same bytes everywhere, possibly parts of characters.
+    /// Each token decodes to the same bytes everywhere, possibly to parts of characters.
     Bytes(&'a Tokenizer),
     /// Each token decodes to whole characters, with a leading space if it begins a word.
     Characters { tokenizer: &'a Tokenizer, before: u32, text_before: String },
@@ -165,7 +165,7 @@ impl<'a> TokenizerKind<'a> {
         }
     }
 
-    /// Bytes that a token decodes to, or `None` if there are none.
+    /// Decodes a token to its bytes; returns `None` if there are none.
     fn written_by(&self, id: u32) -> Option<TokenOutput> {
         match self {
             Self::Bytes(tokenizer) => {

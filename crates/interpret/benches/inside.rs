@@ -1,18 +1,18 @@
-//! Benchmarks of grids over GPT-2 124M and of the memory of a record, with synthetic f32 weights.
+//! Benchmarks for GPT-2 124M with synthetic f32 weights: grids, record memory, circuits and graphs.
 //!
 //! The speed does not depend on the values of the weights. Run
 //! `cargo bench -p candle-gpt2-interpret --bench inside -- CASE [--threads N] [--instructions SET]`. It
 //! prints one JSON line. `python -m bench inside` compares it with TransformerLens, and
 //! `python -m bench circuits` runs the last two cases. Cases:
 //!
-//! - `ablation`: each of the 144 heads of a 15-token prompt set to TransformerLens' zero at every position,
-//!   one at a time
+//! - `ablation`: each of the 144 heads in turn set to TransformerLens' zero at every position of a 15-token
+//!   prompt
 //! - `patching`: activation patching of the residual stream at each block and position of a 15-token
 //!   prompt, 180 cells
-//! - `memory`: all residual streams and patterns of 512 tokens, their memory and the peak memory of the
-//!   process (Linux)
-//! - `eap`: edge attribution patching, the scores of all 32,491 edges on 100 pairs of prompts of 16 tokens
-//! - `graph`: the attribution graph of 15 tokens with incoming edges for 5,000 features, which are neurons
+//! - `memory`: a record of all residual streams and patterns of 512 tokens: its size and the peak memory of
+//!   the process (Linux)
+//! - `eap`: edge attribution patching, the scores of all 32,491 edges on 100 pairs of 16-token prompts
+//! - `graph`: the attribution graph of 15 tokens with incoming edges for 5,000 neurons as features
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark prints, and stops at an error")]
 
@@ -28,7 +28,7 @@ use candle_gpt2_interpret::{
 use candle_gpt2_testing::MadeUpWeights;
 use serde_json::{Value, json};
 
-/// Minimum number of grids and of seconds per measurement; the result is the median.
+/// Minimum number of runs and minimum seconds per measurement; the median is reported.
 const SHORTEST: (usize, f64) = (3, 2.0);
 const GRID_TOKENS: usize = 15;
 const RECORDED_TOKENS: usize = 512;
@@ -54,7 +54,7 @@ fn main() {
     }
     let case = arguments.get(1).map(String::as_str).filter(|case| CASES.contains(case));
     let Some(case) = case else {
-        // `cargo bench` of the whole workspace passes no case, and there is nothing to measure.
+        // `cargo bench` on the whole workspace passes no case, so nothing is measured.
         println!("name a case: {}", CASES.join(", "));
         return;
     };
@@ -78,7 +78,7 @@ fn ablation(model: &Gpt2LMHeadModel) -> Value {
     })
 }
 
-/// The measurement includes the unpatched runs of both prompts.
+/// Measures activation patching, including the unpatched runs of both prompts.
 fn patching(model: &Gpt2LMHeadModel) -> Value {
     let clean = prompt(GRID_TOKENS);
     let mut corrupted = clean.clone();
@@ -139,7 +139,7 @@ fn graph(model: &Gpt2LMHeadModel) -> Value {
     })
 }
 
-/// Measures the memory of a record, and the peak memory above the record and the model.
+/// Measures the size of a record, and the peak memory beyond the record and the model.
 fn memory(model: &Gpt2LMHeadModel) -> Value {
     let ids = prompt(RECORDED_TOKENS);
     let run = Run::new(model, &ids).unwrap();
@@ -169,7 +169,7 @@ fn memory(model: &Gpt2LMHeadModel) -> Value {
     })
 }
 
-/// Returns a memory counter of this process from the kernel, in bytes.
+/// Reads a memory counter of this process from `/proc/self/status`, in bytes.
 fn status(name: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();

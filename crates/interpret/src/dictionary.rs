@@ -26,7 +26,7 @@ use crate::{
     TranscoderOutput, site_width,
 };
 
-/// Added to the standard deviation of a normalized input; both sources hard-code it.
+/// Epsilon added to a normalized input's standard deviation; SAELens and OpenAI hard-code it.
 const DEVIATION_EPSILON: f64 = 1e-5;
 /// Lower bound of a direction's norm before division, as in SAELens.
 const LEAST_NORM: f32 = 1e-8;
@@ -38,7 +38,7 @@ const LEAST_NORM: f32 = 1e-8;
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_gpt2_interpret::{Dictionary, DictionaryConfig};
 ///
-/// // Two features of values of width 2: how far they go to the right, and how far up.
+/// // Two features of inputs of width 2: how far right and how far up the input points.
 /// let tensor = |values: &[f32]| Tensor::new(values, &Device::Cpu);
 /// let eye = Tensor::eye(2, DType::F32, &Device::Cpu)?;
 /// let tensors = BTreeMap::from([
@@ -156,7 +156,7 @@ impl Dictionary {
         self.encoder.latents()
     }
 
-    /// Returns the hook point that it reconstructs; for a transcoder, its output.
+    /// Returns the hook point that the dictionary reconstructs; for a transcoder, its output.
     pub fn explained_site(&self) -> Site {
         self.config.output.as_ref().map_or(self.config.site, |output| output.site)
     }
@@ -176,7 +176,7 @@ impl Dictionary {
         })
     }
 
-    /// Checks that a model has its hook points with matching widths.
+    /// Checks that a model has the dictionary's hook points, with matching widths.
     ///
     /// # Errors
     /// If a hook point is missing or has a different width.
@@ -325,7 +325,7 @@ impl Dictionary {
         self.decoder.get(latent)?.contiguous()
     }
 
-    /// Measures the reconstruction of activations, `(…, C)`.
+    /// Measures the reconstruction quality on activations, `(…, C)`.
     ///
     /// # Errors
     /// See [`Self::encode`].
@@ -333,9 +333,9 @@ impl Dictionary {
         self.explained_target(x, x)
     }
 
-    /// Measures the reconstruction of `target`, `(…, C_out)`, from `x`, `(…, C)`, for the same tokens.
+    /// Measures the reconstruction of `target` `(…, C_out)` from `x` `(…, C)` for the same tokens.
     ///
-    /// This is the measure for transcoders.
+    /// Use this method for transcoders.
     ///
     /// # Errors
     /// See [`Self::encode`].
@@ -408,7 +408,7 @@ fn check_width(site: Site, key: &str, found: usize, model: &Gpt2Config) -> Resul
     if found == expected { Ok(()) } else { Err(FileError::OtherModel { site, expected, found }) }
 }
 
-/// Returns the width and the number of latents, from the configuration or else from the encoder.
+/// Returns the width and the number of latents from the configuration, or else from the encoder.
 fn sizes(
     tensors: &BTreeMap<String, Tensor>,
     encoder: &str,

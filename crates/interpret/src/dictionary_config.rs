@@ -91,7 +91,7 @@ pub struct TranscoderOutput {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DictionaryConfig {
-    /// Hook point that it reads, and that it explains unless it is a transcoder.
+    /// Hook point that the dictionary reads and, unless it is a transcoder, explains.
     pub site: Site,
     /// Hook point that a transcoder explains.
     pub output: Option<TranscoderOutput>,
@@ -111,7 +111,7 @@ pub struct DictionaryConfig {
     pub scales_by_direction: bool,
     /// Whether training sequences started with `<|endoftext|>` (`prepend_bos`); `None` if unknown.
     pub prepends_bos: Option<bool>,
-    /// Variant of the activations that it was trained on.
+    /// Variant of the activations that the dictionary was trained on.
     pub trained_on: ActivationVariant,
     /// Reason for the value of `trained_on`.
     pub trained_on_because: &'static str,

@@ -1,4 +1,4 @@
-//! Encoder of dictionaries and transcoders, from activations to latents.
+//! Encoder of dictionaries and transcoders; it maps activations to latents.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use crate::file_tensors::tensor;
 use crate::{FileError, LatentActivation};
 
-/// `latents = act(x · weight + bias)`.
+/// Encoder: `latents = act(x · weight + bias)`.
 #[derive(Debug, Clone)]
 pub(crate) struct Encoder {
     /// Weight, `(C, F)`.
@@ -20,7 +20,7 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
-    /// Creates an encoder from a weight `(C, F)` and further tensors with these names.
+    /// Creates an encoder from a weight `(C, F)` and the bias and threshold with these names.
     ///
     /// A gate that shares its weight with the magnitude reduces to a threshold. With `π = x · W + b_gate` and
     /// `m = x · W · e^r + b_mag`, `π > 0` is equivalent to `m > b_mag − b_gate · e^r`.
@@ -134,7 +134,7 @@ impl Encoder {
     }
 }
 
-/// Rejects the result of an exponential if it overflowed.
+/// Rejects an exponential that overflowed.
 ///
 /// Finite tensors in the file can have infinite exponentials.
 fn finite(key: &str, made: Tensor) -> std::result::Result<Tensor, FileError> {

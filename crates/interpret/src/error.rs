@@ -53,7 +53,7 @@ pub enum InterpretError {
         /// Number of heads per layer.
         n_head: usize,
     },
-    /// Two prompts must be compared position by position, but their lengths differ.
+    /// The prompts differ in length but must be compared position by position.
     #[error(
         "the texts have {clean} and {corrupted} tokens; a comparison by position needs texts of equal length"
     )]
@@ -63,13 +63,13 @@ pub enum InterpretError {
         /// Number of tokens in the corrupted prompt.
         corrupted: usize,
     },
-    /// Both prompts give the same metric, so there is no difference to attribute.
+    /// The two prompts give the same metric, so there is no difference to attribute.
     #[error(
         "both texts give the same value, {value}, so there is nothing to explain; use texts with different \
          predictions, or another answer"
     )]
     NoDifference {
-        /// Metric of both prompts.
+        /// The metric that the two prompts share.
         value: String,
     },
     /// The hook point does not support the operation.
@@ -77,7 +77,7 @@ pub enum InterpretError {
     Site {
         /// The hook point.
         site: Site,
-        /// Why it is unsupported, and which hook points are supported.
+        /// Reason, and the supported hook points.
         reason: &'static str,
     },
     /// No transcoder feature is active.
@@ -99,7 +99,7 @@ pub enum InterpretError {
         /// Memory limit, in MiB.
         limit: u64,
     },
-    /// The arguments do not fit together in some other way.
+    /// The arguments are inconsistent in some other way.
     #[error("{}", bounded_message(.0))]
     Mismatch(String),
     /// The model's computation failed.

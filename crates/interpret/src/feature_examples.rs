@@ -10,9 +10,9 @@ use candle_gpt2_arithmetic::mix_bits;
 
 /// Maximum number of histogram bins.
 const BINS: usize = 16;
-/// Number of tokens in an example before and after the strongest one.
+/// Numbers of tokens in an example before and after its strongest token.
 const CONTEXT: (usize, usize) = (16, 8);
-/// Number of parts of the sample, by strength.
+/// Number of groups that the sample is split into by strength.
 const QUARTERS: usize = 4;
 
 /// Collector of examples for selected features of a dictionary.
@@ -33,7 +33,7 @@ const QUARTERS: usize = 4;
 /// ```
 #[derive(Debug)]
 pub struct FeatureExamples {
-    /// Number of texts to keep among the strongest, and in each quarter.
+    /// Number of strongest texts to keep, and of texts per quarter.
     count: usize,
     features: Vec<FeatureAccumulator>,
     tokens: u64,
@@ -57,7 +57,7 @@ pub struct FeatureSummary {
     pub histogram: Histogram,
     /// Texts with the strongest activations, in descending order.
     pub strongest: Vec<FeatureExample>,
-    /// Sample of the activating texts from each quarter by strength, strongest quarter first.
+    /// Sampled activating texts, in quarters by strength, strongest quarter first.
     ///
     /// Empty if `strongest` already contains all of them.
     pub quarters: Vec<Vec<FeatureExample>>,
@@ -68,7 +68,7 @@ pub struct FeatureSummary {
 /// Part of a [`FeatureSummary`]; [`FeatureExamples`] has an example.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureExample {
-    /// Index of the text, in the order of addition.
+    /// Index of the text, in insertion order.
     pub text: usize,
     /// Tokens of the excerpt.
     pub ids: Vec<u32>,
@@ -127,7 +127,7 @@ impl FeatureExamples {
 
     /// Returns the maximum memory for this number of features and texts, in bytes.
     ///
-    /// `count` texts are kept among the strongest and in each quarter.
+    /// `count` is the number of strongest texts and of texts per quarter.
     ///
     /// ```
     /// use candle_gpt2_interpret::FeatureExamples;
@@ -144,7 +144,7 @@ impl FeatureExamples {
             .saturating_mul(features as u64)
     }
 
-    /// Returns the number of tokens seen, without the first of each text.
+    /// Returns the number of tokens seen, excluding the first token of each text.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
@@ -154,7 +154,7 @@ impl FeatureExamples {
         self.texts
     }
 
-    /// Adds a text sample.
+    /// Adds a text with its latents.
     ///
     /// # Shapes
     /// `latents` is `(T, F)` for the `T` tokens of the text.
@@ -231,7 +231,7 @@ impl FeatureExample {
 }
 
 impl FeatureAccumulator {
-    /// Adds a text to the strongest and to the sample if it ranks there; ties keep the earlier text.
+    /// Adds a text to the strongest texts and to the sample if it ranks; ties keep the earlier text.
     fn keep(&mut self, value: f32, priority: u64, count: usize, example: &dyn Fn() -> FeatureExample) {
         let strongest = &mut self.summary.strongest;
         self.summary.texts += 1;

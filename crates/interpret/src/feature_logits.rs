@@ -1,6 +1,6 @@
 //! Direct effect of a feature on the next-token logits, without the blocks in between.
 //!
-//! The final norm divides by one number per token. It is the same for the whole vocabulary, so it is omitted
+//! The final norm divides by one scalar per token. It is the same for the whole vocabulary, so it is omitted
 //! here. A feature with direction `d` has the logits `((d − mean d) ∘ w) · wte` minus their mean over the
 //! vocabulary. `w` is the final norm's weight.
 
@@ -99,14 +99,14 @@ pub fn direction_logits(
 
 /// Path of an activation into the residual stream.
 enum Writer {
-    /// The activation is part of it.
+    /// The activation is part of the residual stream.
     Direct,
-    /// A weight `(width, C)` projects the activation into it.
+    /// A weight `(width, C)` projects the activation into the residual stream.
     Projected(Tensor),
 }
 
 impl Writer {
-    /// Returns `None` for a hook point that does not write to the residual stream.
+    /// Returns a hook point's path; `None` if it does not write to the residual stream.
     fn of(model: &Gpt2LMHeadModel, site: Site) -> Result<Option<Self>> {
         let block = site.layer.and_then(|layer| model.transformer().blocks().get(layer));
         let weight = match (site.kind, block) {
@@ -136,7 +136,7 @@ impl Writer {
     }
 }
 
-/// Returns the first `count` tokens when sorted by logit in this order; ties go to the lower id.
+/// Sorts tokens by logit in this order and returns the first `count`; ties go to the lower id.
 fn first(logits: &[f32], count: usize, order: impl Fn(f32, f32) -> std::cmp::Ordering) -> Vec<(u32, f32)> {
     let mut tokens: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
     let by = |one: &(u32, f32), other: &(u32, f32)| order(one.1, other.1).then(one.0.cmp(&other.0));

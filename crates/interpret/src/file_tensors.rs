@@ -1,4 +1,4 @@
-//! Tensors of a file by name and shape, and errors of dictionary, lens and control vector files.
+//! Checked access to a file's tensors, and errors of dictionary, lens and control vector files.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use candle_gpt2::{Site, bounded_message, excerpt};
 
 use crate::SiteError;
 
-/// Returns a tensor in f32 after checking its shape and that its values are finite.
+/// Returns a tensor in f32; rejects a wrong shape and values that are not finite.
 pub(crate) fn tensor(
     tensors: &BTreeMap<String, Tensor>,
     name: &str,
@@ -47,7 +47,7 @@ impl Display for Shape<'_> {
     }
 }
 
-/// Error of a file that contains a dictionary, transcoders, a tuned lens or a control vector.
+/// Error in a dictionary, transcoder, tuned lens or control vector file.
 ///
 /// [`Dictionary::from_tensors`](crate::Dictionary::from_tensors) and
 /// [`DictionaryConfig::from_json`](crate::DictionaryConfig::from_json) return it.

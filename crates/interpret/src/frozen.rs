@@ -11,7 +11,7 @@ use crate::{Record, Run, TranscoderInput};
 
 /// A layer norm with its scale frozen to the run's value.
 pub(crate) struct FrozenNorm {
-    /// Weight, `(C)`; `None` for ones.
+    /// Weight, `(C)`; `None` if all ones.
     weight: Option<Tensor>,
     /// Bias, `(C)`.
     pub(crate) bias: Option<Tensor>,
@@ -60,7 +60,7 @@ impl FrozenNorm {
 /// Attention of a layer with its pattern frozen to the run's value.
 pub(crate) struct FrozenAttention {
     norm: FrozenNorm,
-    /// Keys by queries, `(H, T, T)`.
+    /// Attention pattern transposed to keys by queries, `(H, T, T)`.
     pattern: Tensor,
     /// Value weight, `(H · D, C)`.
     value: Tensor,

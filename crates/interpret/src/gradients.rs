@@ -47,11 +47,11 @@ pub struct Gradients {
     pub metric: f32,
     /// Gradients at hook points.
     pub sites: BTreeMap<Site, ActivationGradient>,
-    /// Gradients at the latents of each splice, and at its error if it has one.
+    /// Gradients at each splice's latents, and at its error if it has one.
     pub splices: Vec<(ActivationGradient, Option<ActivationGradient>)>,
 }
 
-/// Computes the gradients of a metric at some hook points.
+/// Computes the gradients of a metric at the given hook points.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Metric, Run, named_site, site_gradients};
@@ -136,7 +136,7 @@ pub fn gradients_under(
     Ok(Gradients { metric: rounded(value), sites, splices: at_splices })
 }
 
-/// Metric of a run with edits, followed by splices and another observer.
+/// Computes the metric of a run with edits, then splices, then another observer.
 fn observed(
     run: &Run,
     metric: &Metric,
@@ -171,7 +171,7 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: GridAxis) -> Resu
         .map(|site| {
             let (clean, corrupted) = (clean.get(*site)?, corrupted.get(*site)?);
             let difference = (clean - corrupted)?;
-            // Scores of masked keys are minus infinity in both.
+            // Scores of masked keys are minus infinity in both runs.
             let difference =
                 corrupted.ge(f64::from(f32::MIN))?.where_cond(&difference, &difference.zeros_like()?)?;
             let effects = ((difference * &gradients[site])? / range)?.squeeze(0)?.to_dtype(DType::F32)?;
@@ -218,7 +218,7 @@ pub struct TokenWeights {
     pub sums: Vec<f32>,
     /// Metric of the input, and of the baseline if there is one.
     ///
-    /// With a baseline, `sums` add up to the difference of both.
+    /// With a baseline, `sums` add up to the difference between the two.
     pub values: (f32, Option<f32>),
 }
 

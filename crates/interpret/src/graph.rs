@@ -48,7 +48,7 @@ pub struct AttributionGraph {
     pub origins: Vec<usize>,
     /// Number of active features, including those without a node.
     pub active_features: usize,
-    /// Target nodes, latest in the model first.
+    /// Target nodes, from the latest in the model to the earliest.
     targets: Vec<usize>,
     /// Contribution of each node to each target, in row-major order.
     values: Vec<f32>,
@@ -195,7 +195,7 @@ impl AttributionGraph {
         (sources * targets * OF_EDGE) as u64
     }
 
-    /// Flags the features and errors that make up this fraction of the influence, and all other nodes.
+    /// Flags all embeddings and logits, and the features and errors with this fraction of the influence.
     fn influential(&self, share: f64) -> Vec<bool> {
         let least = least_kept(self.influence.clone(), share);
         let is_free = |node: usize| match self.nodes[node] {
@@ -218,7 +218,7 @@ impl AttributionGraph {
         shares
     }
 
-    /// Fraction of the influence of embeddings and errors that comes from embeddings.
+    /// Embeddings' fraction of the combined influence of embeddings and errors.
     pub fn replacement_score(&self) -> f64 {
         let sum = |is_error: bool| {
             let nodes = self.nodes.iter().zip(&self.influence).filter(|(node, _)| match node {
@@ -254,12 +254,12 @@ impl AttributionGraph {
         (complete + others) / (total + others)
     }
 
-    /// Returns the nodes with incoming edges, features and logits, as indices in the replacement model.
+    /// Returns the targets (features and logits) as indices in the replacement model.
     pub fn targets(&self) -> Vec<usize> {
         self.targets.iter().map(|target| self.origins[*target]).collect()
     }
 
-    /// Predicts from the edges how all node values change when some features are set.
+    /// Predicts from the edges how setting the given features changes all node values.
     ///
     /// Changes propagate through every feature that has incoming edges and is not set itself. Each of them is
     /// assumed to stay active. `added` is the direct effect of set features without edges on each of
@@ -339,7 +339,7 @@ impl GraphBuilder<'_> {
     }
 }
 
-/// Computes the influence of each node from the rows of some targets.
+/// Computes the influence of each node from the rows of the given targets.
 fn influence(nodes: &[GraphNode], targets: &[usize], rows: &[&[f32]]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..targets.len()).collect();
     order.sort_by_key(|row| Reverse(height(&nodes[targets[*row]])));
@@ -355,7 +355,7 @@ fn influence(nodes: &[GraphNode], targets: &[usize], rows: &[&[f32]]) -> Vec<f64
     influence
 }
 
-/// Computes each edge's share of the influence if the graph has no other edges.
+/// Computes each edge's share of the influence in a graph with only the given edges.
 fn edge_scores(nodes: &[GraphNode], edges: &[AttributionEdge]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..edges.len()).collect();
     order.sort_by_key(|edge| (Reverse(height(&nodes[edges[*edge].target])), edges[*edge].target));
@@ -374,7 +374,7 @@ fn edge_scores(nodes: &[GraphNode], edges: &[AttributionEdge]) -> Vec<f64> {
     scores
 }
 
-/// Smallest of the largest numbers that together reach a fraction of the total; always positive.
+/// Largest threshold that keeps the fraction `share` of the total; always positive.
 fn least_kept(mut numbers: Vec<f64>, share: f64) -> f64 {
     numbers.retain(|number| *number > 0.0);
     numbers.sort_by(|a, b| b.total_cmp(a));
@@ -389,7 +389,7 @@ fn least_kept(mut numbers: Vec<f64>, share: f64) -> f64 {
     numbers.last().copied().unwrap_or(f64::MIN_POSITIVE)
 }
 
-/// Depth of a target. No edge leads to the same depth or a smaller one.
+/// Depth of a target. Every edge leads to a greater depth.
 fn height(node: &GraphNode) -> usize {
     match node {
         GraphNode::Feature { layer, .. } => *layer,

@@ -48,7 +48,7 @@ fn reduced(
     Ok(reduce.found)
 }
 
-/// Mean attention to particular earlier tokens, over the queries that have such a token.
+/// Mean attention to specific earlier tokens, over the queries for which they exist.
 ///
 /// [`head_scores`] returns it.
 #[derive(Debug, Clone, PartialEq)]
@@ -205,7 +205,7 @@ impl TargetPattern {
     }
 }
 
-/// Similarity measure between a pattern and its target in [`detect_heads`].
+/// Measure of similarity between a pattern and its target in [`detect_heads`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PatternSimilarity {
     /// Fraction of the attention on target entries.

@@ -1,4 +1,4 @@
-//! Edits and recordings of one sequence while it is generated, a few tokens at a time.
+//! Edits and recordings of one sequence during generation, a few tokens at a time.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -18,7 +18,7 @@ pub enum Positions {
     All(Range<usize>),
     /// The last position in the range that the model reads.
     Last(Range<usize>),
-    /// These positions, as far as the sequence reaches.
+    /// The listed positions, except those past the end of the sequence.
     These(BTreeSet<usize>),
 }
 
@@ -51,7 +51,7 @@ impl Positions {
     }
 }
 
-/// An observer of one sequence through all its passes with a KV cache.
+/// An observer that follows one sequence through all its passes with a KV cache.
 ///
 /// It applies edits in order and records the edited activations.
 ///
@@ -86,7 +86,7 @@ pub struct Inspection {
     parts: Vec<Record>,
     /// Positions of the recorded tokens.
     positions: Vec<usize>,
-    /// Whether the current pass records tokens, into the last of `parts`.
+    /// Whether the current pass records tokens into the last entry of `parts`.
     is_recording: bool,
 }
 

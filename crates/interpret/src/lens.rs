@@ -1,7 +1,7 @@
 //! Logit lens: the prediction that a model would make if each layer were its last.
 //!
-//! The input of every block and the output of the last pass through the final norm and the output head. The
-//! norm's statistics are recomputed for each. Source: nostalgebraist, "interpreting GPT: the logit lens"
+//! The final norm and the output head are applied to the input of every block and to the last block's output.
+//! The norm's statistics are recomputed for each. Source: nostalgebraist, "interpreting GPT: the logit lens"
 //! (2020). With a translation of each layer it becomes the tuned lens (arXiv:2303.08112).
 
 use candle_core::{DType, Result, Tensor, bail};
@@ -16,7 +16,7 @@ use crate::run::{log_softmax, rounded};
 pub struct LensOptions {
     /// Number of most probable tokens to return.
     pub top: usize,
-    /// Tokens to report rank and probability for.
+    /// Tokens whose rank and probability are reported.
     pub watch: Vec<u32>,
 }
 
@@ -35,10 +35,10 @@ pub struct LensCell {
     pub next: Option<f32>,
 }
 
-/// The lens at one layer. [`logit_lens`] returns one for each layer.
+/// Lens results at one layer. [`logit_lens`] returns one for each layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LensLayer {
-    /// `0_pre`, `1_pre`, …, `final_post`.
+    /// Label of the layer: `0_pre`, `1_pre`, …, `final_post`.
     pub label: String,
     /// One cell for each token.
     pub cells: Vec<LensCell>,
@@ -181,7 +181,7 @@ pub fn lens_logprobs(logits: &Tensor) -> Result<Vec<Vec<f32>>> {
     log_softmax(&logits.squeeze(0)?.to_dtype(DType::F32)?)?.to_vec2()
 }
 
-/// Builds the cells of some tokens at one layer, from [`lens_logprobs`] of this layer and of the last.
+/// Builds one layer's cells for the given tokens, from [`lens_logprobs`] of this and the last layer.
 ///
 /// `next` contains the tokens that follow them in the input. This is a building block of [`logit_lens`], for
 /// callers that run the model themselves.
@@ -221,7 +221,7 @@ pub fn lens_label(layer: usize, n_layer: usize) -> String {
     if layer < n_layer { format!("{layer}_pre") } else { "final_post".to_owned() }
 }
 
-/// Builds a cell from log probabilities. All tokens are in the vocabulary.
+/// Builds a cell from log probabilities. All tokens must be in the vocabulary.
 fn cell(predicted: &[f32], last: &[f32], options: &LensOptions, next: Option<u32>) -> LensCell {
     let mut order: Vec<u32> = (0..).take(predicted.len()).collect();
     let of = |id: &u32| predicted[*id as usize];

@@ -11,7 +11,7 @@ const LONGEST_NAME: usize = 100;
 /// Minimum similarity at which a name is suggested.
 const NEAR: f64 = 0.5;
 
-/// TransformerLens' other names of a kind, and its shorthands that precede a layer number.
+/// TransformerLens' alternative names of a kind, and the shorthands that take a layer number.
 ///
 /// [`SiteKind::hook`] is the main name.
 fn alternative_names(kind: SiteKind) -> (&'static [&'static str], &'static [&'static str]) {
@@ -147,10 +147,10 @@ pub enum SiteError {
     Unknown {
         /// The name.
         name: String,
-        /// The most similar name, if there is a similar one.
+        /// The most similar name, if any name is similar.
         nearest: Option<String>,
     },
-    /// Every block has a hook point with this name, but a single one is needed.
+    /// Every block has a hook point with this name, but the caller needs exactly one.
     #[error("every block has `{name}`; specify one of them, such as `{example}`", name = excerpt(.name), example = bounded_message(.example))]
     NoBlock {
         /// The name.

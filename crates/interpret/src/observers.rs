@@ -185,7 +185,7 @@ pub struct Add;
 pub struct ProjectOut;
 
 impl ProjectOut {
-    /// Creates an edit for a direction in the shape of one token's activation.
+    /// Creates an edit that projects out `direction`, in the shape of one token's activation.
     ///
     /// The direction is normalized.
     ///
@@ -259,12 +259,12 @@ impl Edit {
         self
     }
 
-    /// Returns the hook point that it edits.
+    /// Returns the edited hook point.
     pub fn site(&self) -> Site {
         self.site
     }
 
-    /// Builds a mask of ones at the edited values, in the shape of `value`; `None` if all are edited.
+    /// Builds a mask of ones at the edited values, with the shape of `value`; `None` if all are edited.
     fn mask(&self, value: &Tensor) -> Result<Option<Tensor>> {
         if self.places.is_empty() || self.places.iter().any(Place::is_everything) {
             return Ok(None);

@@ -31,7 +31,7 @@ pub enum GridAxis {
 }
 
 impl GridAxis {
-    /// Returns the names of the axes after the layer.
+    /// Returns the names of the axes that follow the layer axis.
     pub fn axes(self) -> &'static [&'static str] {
         match self {
             Self::Layer => &[],
@@ -104,7 +104,7 @@ pub fn replaced_grid(
     Ok(grid)
 }
 
-/// Computes the metric with `value` in each place, and whether the change had an effect.
+/// Computes the metric with `value` in each place; the flag reports whether anything changed.
 fn cells(
     run: &Run,
     metric: &Metric,
@@ -190,27 +190,27 @@ impl<'a> Patching<'a> {
         Ok(Self { clean, corrupted, metric, clean_value, corrupted_value, z: OnceCell::new() })
     }
 
-    /// Returns the prompt for which the answer is correct.
+    /// Returns the run on the clean prompt, for which the answer is correct.
     pub fn clean(&self) -> &Run<'a> {
         &self.clean
     }
 
-    /// Returns the prompt with the corrupted input.
+    /// Returns the run on the corrupted prompt.
     pub fn corrupted(&self) -> &Run<'a> {
         &self.corrupted
     }
 
-    /// Returns the metric that compares both prompts.
+    /// Returns the metric that compares the prompts.
     pub fn metric(&self) -> &Metric {
         &self.metric
     }
 
-    /// Normalizes a metric so that the corrupted prompt gives 0 and the clean prompt 1.
+    /// Normalizes a metric to 0 for the corrupted prompt and 1 for the clean prompt.
     pub fn share(&self, value: f32) -> f32 {
         (value - self.corrupted_value) / (self.clean_value - self.corrupted_value)
     }
 
-    /// Activation patching: the corrupted prompt with one part at a time replaced by its clean value.
+    /// Activation patching: replaces one part at a time of the corrupted run with its clean value.
     ///
     /// The values are normalized as in [`Patching::share`].
     ///
@@ -226,9 +226,9 @@ impl<'a> Patching<'a> {
         Ok(grid)
     }
 
-    /// Path patching: the clean prompt's metric with only some heads' paths to a receiver corrupted.
+    /// Path patching: returns the clean metric with only the senders' paths to a receiver corrupted.
     ///
-    /// The sending heads have their values from the corrupted prompt. All other heads between senders and
+    /// The sending heads get their values from the corrupted prompt. All other heads between senders and
     /// receiver keep their clean values, while norms and MLPs are recomputed.
     ///
     /// Source: "Interpretability in the Wild" (arXiv:2211.00593, section 3 and appendix B).
@@ -330,7 +330,7 @@ impl Receiver {
 /// Replacement for a head's output. An argument of [`ablated`].
 #[derive(Debug, Clone)]
 pub enum Ablation {
-    /// Zeros, in the unmodified model.
+    /// Zeros, without TransformerLens' processing.
     RawZero,
     /// The constant that replaces zero in TransformerLens.
     ///
@@ -338,8 +338,8 @@ pub enum Ablation {
     TransformerLensZero,
     /// Mean over other sequences.
     ///
-    /// If all of them have the length of this prompt, the mean is taken at each position. Otherwise, it is
-    /// the mean over the sequences of their means over positions.
+    /// If all of them have the length of this prompt, the mean is taken at each position. Otherwise, each
+    /// sequence is first averaged over its positions.
     Mean(Vec<Vec<u32>>),
     /// Value from another sequence of the same length.
     Sample(Vec<u32>),

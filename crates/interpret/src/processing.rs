@@ -1,4 +1,4 @@
-//! Conversion of activations from the checkpoint's values to those that TransformerLens shows.
+//! Conversion of a checkpoint's activations to the values that TransformerLens shows.
 //!
 //! In compatibility mode, TransformerLens folds the weights and biases of layer norms into the following
 //! layers. It also centers everything that writes to the residual stream, centers the output head, and moves
@@ -43,7 +43,7 @@ pub struct Processing {
 }
 
 impl Processing {
-    /// Computes the constants of this model.
+    /// Computes the constants for this model.
     ///
     /// # Errors
     /// If a block's weights cannot be allocated in f32.

@@ -2,8 +2,8 @@
 //!
 //! All nonlinearities are frozen: attention patterns, layer norm scales and MLP outputs have their values
 //! from the run. A transcoder's skip connection stays live. The effect of one node on another is then exact:
-//! `A[t ← s]` is the dot product of two vectors. One is the contribution of `s` to the MLP outputs; the other
-//! is the gradient of `t` there. The backward pass is written by hand. With `LNᵀ(g) = (w∘g − mean(w∘g)) / s`,
+//! `A[t ← s]` is the dot product of two vectors: the contribution of `s` to the MLP outputs, and the gradient
+//! of `t` at the MLP outputs. The backward pass is written by hand. With `LNᵀ(g) = (w∘g − mean(w∘g)) / s`,
 //! attention maps a gradient `g` to `g + LN1ᵀ(patternᵀ(g · W_O) · W_V)`. On its way down, the gradient meets
 //! the MLP output of every layer below its target.
 //!
@@ -26,7 +26,7 @@ const LOGIT_SHARE: f64 = 0.95;
 const MAX_LOGITS: usize = 10;
 /// Number of targets per batch.
 pub(crate) const BATCH: usize = 64;
-/// Approximate number of tensors of a batch that are alive at the same time.
+/// Approximate number of a batch's tensors that are live at the same time.
 const BATCH_TENSORS: usize = 8;
 
 /// A node of an attribution graph. [`ReplacementModel::nodes`] returns all of them.
@@ -66,13 +66,13 @@ pub enum GraphNode {
     Logit {
         /// The predicted token.
         token: u32,
-        /// Its probability.
+        /// Probability of the token.
         probability: f64,
     },
 }
 
 impl GraphNode {
-    /// Whether it depends on other nodes.
+    /// Whether the node depends on other nodes.
     pub fn is_target(&self) -> bool {
         matches!(self, Self::Feature { .. } | Self::Logit { .. })
     }
@@ -87,7 +87,7 @@ pub struct GraphOptions {
     pub max_feature_nodes: usize,
     /// Maximum memory of the graph in bytes, excluding the model and the transcoders.
     pub max_bytes: u64,
-    /// Whether to omit features at the first token, so that its MLP outputs are all error.
+    /// Whether to omit features at the first token, so that its MLP outputs are entirely error.
     ///
     /// Transcoders are usually trained without the first token.
     pub skips_first: bool,
@@ -120,12 +120,12 @@ pub struct FeatureAtPosition {
     pub feature: usize,
 }
 
-/// Contributions of all nodes to some targets, from [`ReplacementModel::edges`].
+/// Contributions of all nodes to the requested targets, from [`ReplacementModel::edges`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Edges {
     /// Contribution of each node to each target, in node order.
     pub rows: Vec<Vec<f64>>,
-    /// Contribution of biases to each target: of attention, norms, decoders and its own encoder.
+    /// Contribution of biases to each target: from attention, norms, decoders and its own encoder.
     pub biases: Vec<f64>,
 }
 
@@ -137,7 +137,7 @@ struct NodeContributions {
 }
 
 impl NodeContributions {
-    /// Adds the contributions to the edges of targets, given the targets' gradients here, `(B, 1, C)`.
+    /// Adds the contributions to the targets' edges; `g` holds the targets' gradients, `(B, 1, C)`.
     fn read_out(&self, g: &Tensor, targets: &[BackwardStart], edges: &mut Edges) -> candle_core::Result<()> {
         let added = g.squeeze(1)?.contiguous()?.matmul(&self.directions)?; // (B, N)
         for (start, added) in targets.iter().zip(doubles(&added)?.to_vec2::<f64>()?) {
@@ -314,7 +314,7 @@ impl ReplacementModel {
         self.nodes.len() - count..self.nodes.len()
     }
 
-    /// Returns the options it was built with.
+    /// Returns the options that the model was built with.
     pub(crate) fn options(&self) -> &GraphOptions {
         &self.options
     }
@@ -331,7 +331,7 @@ impl ReplacementModel {
         }
     }
 
-    /// Computes the contribution of every node to these targets, which are features and logits.
+    /// Computes the contribution of every node to the given targets (features or logits).
     ///
     /// # Errors
     /// If a node is not a target, or if allocation on the device fails.
@@ -401,7 +401,7 @@ impl ReplacementModel {
         Ok(edges)
     }
 
-    /// Effect of one unit of a feature, active or not, on these targets, which are features and logits.
+    /// Computes the effect of one unit of a feature, active or not, on the given features and logits.
     ///
     /// # Errors
     /// If [`Self::edges`] fails, or if the feature is out of range.
@@ -440,7 +440,7 @@ impl ReplacementModel {
         })
     }
 
-    /// Runs the backward pass from some targets to the embeddings.
+    /// Runs the backward pass from the given targets to the embeddings.
     ///
     /// Returns the gradient `(B, T, C)` and the bias contributions along the way. For each layer, `read`
     /// receives the gradient at the MLP output and the targets of its rows.
@@ -660,7 +660,7 @@ fn read_layers(
     Ok(read)
 }
 
-/// Contributions of nodes to the MLP output of a layer, `output` `(T, C)`, at each position.
+/// Contributions of nodes to a layer's MLP output, `output` `(T, C)`, at each position.
 ///
 /// The nodes are features of this layer, features of earlier layers that write here, and the error, which is
 /// the remainder.
@@ -699,7 +699,7 @@ fn contributions(
     parts.into_iter().enumerate().map(contribution).collect()
 }
 
-/// Part of a reconstruction that no feature contributes, `(T, C)`.
+/// Part of a reconstruction that does not come from features, `(T, C)`.
 fn constant(transcoder: &TranscoderLayer, x: &Tensor) -> candle_core::Result<Tensor> {
     let bias = transcoder.decoder_bias.broadcast_as(x.shape())?;
     match &transcoder.skip {

@@ -1,6 +1,6 @@
 //! Direct logit attribution: contributions of the residual stream's parts to a logit.
 //!
-//! The final norm divides by one number per token. With this number fixed to its value in the run, a logit is
+//! The final norm divides by one scalar per token. With this scalar fixed to its value in the run, a logit is
 //! a sum over the parts of the residual stream. Part `a` contributes `((a - mean a) / scale) · d`. The
 //! direction `d` combines the output head's row for the answer with the norm's weight. The contribution of
 //! the norm's bias belongs to no part. Source: TransformerLens 4.3.0, `ActivationCache`.
@@ -134,7 +134,7 @@ pub struct Direction {
 }
 
 impl Direction {
-    /// Direction of a difference of two logits, or of one logit minus the mean logit.
+    /// Creates the direction of a logit difference, or of one logit minus the mean logit.
     ///
     /// # Errors
     /// If a token is outside the vocabulary, or if the output head cannot be allocated in f32.
@@ -237,7 +237,7 @@ pub fn attribute(run: &Run, metric: &Metric, unit: Unit) -> Result<Attribution> 
     Ok(Attribution { labels, values, bias: direction.bias, total: whole + direction.bias })
 }
 
-/// Contribution of each neuron, and of everything else.
+/// Contribution of each neuron, and of the remainder.
 ///
 /// The weights are projected onto the direction first, so no vector of the hidden size is allocated per
 /// neuron.

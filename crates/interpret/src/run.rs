@@ -78,7 +78,7 @@ impl<'a> Run<'a> {
         Ok(record)
     }
 
-    /// Returns the input of every block and the output of the last: `n_layer + 1` tensors `(1, T, C)`.
+    /// Returns every block's input and the last block's output: `n_layer + 1` tensors `(1, T, C)`.
     ///
     /// A run can start from any of them.
     ///
@@ -181,12 +181,12 @@ pub fn residual_sites(n_layer: usize) -> impl Iterator<Item = Site> {
 /// Value derived from the logits at one position. Part of a [`Metric`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Measure {
-    /// Logit of the answer, or its difference from another token's logit.
+    /// Logit of the answer, or the difference from another token's logit.
     #[default]
     Logit,
-    /// Natural logarithm of the answer's probability, or of the ratio of both probabilities.
+    /// Natural logarithm of the answer's probability, or of the ratio of the two probabilities.
     LogProbability,
-    /// Probability of the answer, or the difference of both probabilities.
+    /// Probability of the answer, or the difference between the two probabilities.
     Probability,
 }
 
@@ -213,12 +213,12 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// Returns the metric for the difference of two logits.
+    /// Creates a metric for the difference between two logits.
     pub fn logit_difference(answer: u32, against: u32, position: usize) -> Self {
         Self { answer, against: Some(against), position, measure: Measure::Logit }
     }
 
-    /// Returns which logits the metric needs.
+    /// Returns the logits that the metric needs.
     pub fn logits_for(&self) -> LogitsFor {
         LogitsFor::Tokens { first: self.position, count: 1 }
     }

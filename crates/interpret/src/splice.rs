@@ -48,7 +48,7 @@ pub struct Splice<'a> {
 }
 
 impl<'a> Splice<'a> {
-    /// Prepares a dictionary for this model, without the error term.
+    /// Creates a splice of a dictionary into this model, without the error term.
     ///
     /// # Errors
     /// If a block's weights cannot be allocated in f32.
@@ -70,7 +70,7 @@ impl<'a> Splice<'a> {
         Self { has_error: true, ..self }
     }
 
-    /// Returns the hook point that it writes.
+    /// Returns the hook point that the splice writes.
     pub fn site(&self) -> Site {
         self.dictionary.explained_site()
     }

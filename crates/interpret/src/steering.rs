@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::widths::sum_dtype;
 use crate::{InterpretError, Run};
 
-/// Adds vectors to the input of a block, at every position or only at the first ones of a sequence.
+/// Adds vectors to the input of a block, at every position or only at a sequence's first positions.
 ///
 /// The first positions belong to the pass that starts a sequence. This pass prefills the prompt, or its
 /// window after the context slides.
@@ -63,7 +63,7 @@ impl Steering {
         Ok(Self { site, vectors, is_everywhere: false, past_lengths: Vec::new() })
     }
 
-    /// Steers with `scale` times the difference of two prompts of equal length.
+    /// Steers with `scale` times the difference between two prompts of equal length.
     ///
     /// # Errors
     /// If a prompt does not fit the model, or if the model fails.
@@ -133,7 +133,7 @@ impl Observer for Steering {
         let nothing = Tensor::zeros((1, width), value.dtype(), value.device())?;
         let table = Tensor::cat(&[&vectors, &nothing], 0)?;
         let place = |row: usize, token: usize| {
-            // A row with past tokens gets nothing, because its tokens are not the prompt's first ones.
+            // Rows with past tokens are not steered, because their new tokens are not the prompt's first ones.
             let has_begun = self.past_lengths.get(row).is_some_and(|past| *past > 0);
             if has_begun { count as i64 } else { token.min(count) as i64 }
         };

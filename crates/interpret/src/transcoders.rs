@@ -182,7 +182,7 @@ impl TranscoderLayer {
         })
     }
 
-    /// Creates one of `n_layer` layers from the tensors of both cross-layer files.
+    /// Creates one of `n_layer` layers from the tensors of its two cross-layer files.
     ///
     /// The files are `W_enc_{l}.safetensors` and `W_dec_{l}.safetensors`.
     ///
@@ -295,7 +295,7 @@ impl Transcoders {
     /// Combines SAELens transcoders, one for each layer in any order.
     ///
     /// # Errors
-    /// If one is not a transcoder from an MLP's input to its output, or if a layer does not have exactly one.
+    /// If a dictionary does not map an MLP's input to its output, or if a layer does not have exactly one.
     pub fn of_dictionaries(dictionaries: Vec<Dictionary>) -> Result<Self, FileError> {
         let n_layer = dictionaries.len();
         let mut layers = BTreeMap::new();
@@ -330,7 +330,7 @@ impl Transcoders {
         )
     }
 
-    /// Treats MLP neurons as features: the `k` neurons of each layer with the largest input at a token.
+    /// Treats MLP neurons as features: in each layer, the `k` neurons with the largest input at a token.
     ///
     /// The neurons are assumed to have ReLU activations. The contribution of the other neurons and the
     /// deviation from ReLU count as error.
@@ -404,7 +404,7 @@ impl Transcoders {
     }
 }
 
-/// Returns the layer of a SAELens transcoder and its input there.
+/// Returns the layer and the input of a SAELens transcoder.
 fn transcoded(dictionary: &Dictionary) -> Result<(usize, TranscoderInput), FileError> {
     let config = dictionary.config();
     let expected = "\"transcoder\" or \"skip_transcoder\", optionally prefixed with \"jumprelu_\"";
@@ -426,7 +426,7 @@ fn transcoded(dictionary: &Dictionary) -> Result<(usize, TranscoderInput), FileE
     Ok((layer, input))
 }
 
-/// Returns the number of latents and the width from an encoder `(F, C)`.
+/// Returns the number of latents and the width of an encoder `(F, C)`.
 fn sizes(tensors: &BTreeMap<String, Tensor>, name: &str) -> Result<(usize, usize), FileError> {
     let axes = "(latents, width)";
     let found = tensors.get(name).ok_or_else(|| FileError::missing(tensors, name, axes))?;

@@ -5,8 +5,7 @@ use candle_gpt2::{Gpt2Config, Site, SiteKind};
 
 /// Returns the width of a hook point's per-token vector, with heads concatenated.
 ///
-/// Returns `None` for hook points without one: scores, patterns, results of heads, scales of norms, and
-/// logits.
+/// Returns `None` for hook points without one: scores, patterns, head results, norm scales, and logits.
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;

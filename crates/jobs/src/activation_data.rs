@@ -1,4 +1,4 @@
-//! Training data for dictionaries from a folder of shards that `gpt2 cache` wrote.
+//! Training data for dictionaries, read from activation shards that `gpt2 cache` wrote.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::{DataSize, HeldOut, Hyperparameters, JobError, TrainingData, Training
 /// Size of an `f32` in bytes.
 const F32_BYTES: usize = 4;
 
-/// Byte ranges of the input and output values in a shard's file, for each block of a dictionary.
+/// Byte ranges of each dictionary block's input and output values in a shard file.
 type ByteRanges = Vec<[Range<usize>; 2]>;
 /// Tokens of a shard, start indices of its sequences, and byte ranges of its values.
 type Contents = (Vec<u32>, Vec<i64>, ByteRanges);
@@ -40,7 +40,7 @@ struct ShardRows {
     widths: [usize; 2],
     /// Hook points of each block.
     names: Vec<[String; 2]>,
-    /// Shard of each row, and index of the row in it.
+    /// Shard index of each row, and the row's index within that shard.
     rows: Vec<(u32, u32)>,
 }
 
@@ -75,7 +75,7 @@ impl ActivationFolder {
     /// Checks that this model produced the activations.
     ///
     /// # Errors
-    /// Fails if it is another model, or if the reporter interrupts the check.
+    /// Fails if a different model produced them, or if the reporter interrupts the check.
     pub(crate) fn check_model(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<(), JobError> {
         let found = fingerprint(model.model(), reporter)?;
         if found == self.manifest.fingerprint {
@@ -91,7 +91,7 @@ impl ActivationFolder {
     /// Splits the activations into training and held-out data.
     ///
     /// The last sequences, up to a fraction `held_out` of all tokens, are held out. The first token of
-    /// each sequence is left out.
+    /// each sequence is omitted.
     ///
     /// # Errors
     /// Fails if a hook point is missing, a shard is damaged, or there are too few tokens.

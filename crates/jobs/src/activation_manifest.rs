@@ -33,7 +33,7 @@ pub(crate) struct ActivationManifest {
     pub(crate) sites: Vec<SiteWidth>,
     /// Dtype of the activations, in safetensors' notation.
     pub(crate) dtype: String,
-    /// Extra token at the start of every sequence.
+    /// Token prepended to every sequence.
     pub(crate) bos: Option<u32>,
     /// Maximum length of a sequence in tokens.
     pub(crate) context: usize,
@@ -54,13 +54,13 @@ pub(crate) struct Prompts {
     pub(crate) crc32: u32,
     /// CRC-32 of the lengths and ids of all sequences.
     ///
-    /// Another file format or tokenizer produces other ids from the same bytes.
+    /// A different file format or tokenizer produces different ids from the same bytes.
     pub(crate) ids_crc32: u32,
 }
 
-/// Hook point of stored activations.
+/// Hook point whose activations are stored.
 ///
-/// Part of the report of an [`ActivationsJob`](crate::ActivationsJob).
+/// The report of an [`ActivationsJob`](crate::ActivationsJob) lists them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteWidth {
     /// Name in TransformerLens, which is also the name of the tensor.
@@ -103,7 +103,7 @@ impl ActivationManifest {
         if manifest.schema != SCHEMA {
             return Err(damaged(format!("`schema`: expected {SCHEMA}, found {}", manifest.schema)));
         }
-        // The names are joined to the folder's path, and must not lead out of it.
+        // The names are joined to the folder's path and must not escape it.
         let is_named = |(index, shard): (usize, &ActivationShard)| shard.file == shard_name(index);
         match manifest.shards.iter().enumerate().all(is_named) {
             true => Ok(Some(manifest)),
@@ -111,13 +111,13 @@ impl ActivationManifest {
         }
     }
 
-    /// Writes the manifest to a folder, and replaces an existing one.
+    /// Writes the manifest to a folder, replacing any existing one.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), TrainingError> {
         let write = |partial: &Path| Ok(fs::write(partial, serde_json::to_string_pretty(self)? + "\n")?);
         Ok(replace_file(&Self::path(folder), write)?)
     }
 
-    /// Rejects a job whose model, prompts or options differ from those of the folder.
+    /// Rejects a job whose model, prompts or options differ from the folder's.
     pub(crate) fn check_same(&self, folder: &Path, wanted: &Self) -> Result<(), TrainingError> {
         let names = |manifest: &Self| json!(manifest.sites.iter().map(|site| &site.name).collect::<Vec<_>>());
         let model = |manifest: &Self| {
@@ -174,7 +174,7 @@ impl ActivationManifest {
 
 /// CRC-32 of a shard.
 ///
-/// It releases memory while reading, because folders can be larger than the machine's memory.
+/// Releases memory while reading, because folders can be larger than the machine's memory.
 pub(crate) fn file_crc32(file: &MappedFile) -> u32 {
     const BLOCK_BYTES: usize = 64 << 20;
     let mut hasher = crc32fast::Hasher::new();

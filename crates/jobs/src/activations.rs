@@ -1,8 +1,8 @@
 //! Job that stores activations at selected hook points for every token in a file of prompts.
 //!
 //! A shard gets its final name when it is complete, and `activations.json` lists the complete shards. An
-//! interruption therefore loses only the shard that is being computed. Sequences are computed in batches
-//! without padding, and the values of a sequence do not depend on its batch.
+//! interruption therefore loses only the shard being computed. Sequences are computed in batches without
+//! padding, and a sequence's values do not depend on its batch.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -82,14 +82,14 @@ pub struct ActivationsJob {
 
 /// Options for writing activations.
 ///
-/// In JSON, they form an object with the names of the fields, all of them optional. Part of an
-/// [`ActivationsJob`].
+/// In JSON, the options form an object keyed by field name; every field is optional. An
+/// [`ActivationsJob`] contains them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ActivationsOptions {
-    /// Tokens in a shard; the current shard is kept in memory, which takes 4 bytes times the tokens times
-    /// the widths of all hook points
+    /// Tokens in a shard; the current shard stays in memory and takes 4 bytes per token for each value of
+    /// all hook points
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", default_value_t = ActivationsOptions::default().shard_size, allow_negative_numbers = true, requires = "prompts_file"))]
     pub shard_size: usize,
     /// Resume an interrupted run in --out; the other options must be the same
@@ -128,7 +128,7 @@ pub struct ActivationsReport {
     pub elapsed_s: f64,
 }
 
-/// A sequence of tokens, and its line in the file of prompts.
+/// A sequence of tokens and its line in the file of prompts.
 struct Sequence {
     line: usize,
     ids: Vec<u32>,
@@ -143,11 +143,11 @@ struct Counted {
 }
 
 impl ActivationsJob {
-    /// Checks everything that does not require the weights of the model.
+    /// Checks everything that does not require the model's weights.
     ///
     /// # Errors
-    /// Fails if there is no hook point, a hook point has no vector for every token, or the shard size is
-    /// 0.
+    /// Fails if there are no hook points, a hook point does not have one vector per token, or the shard
+    /// size is 0.
     pub fn check(&self, config: &Gpt2Config) -> Result<(), JobError> {
         if self.sites.is_empty() {
             return Err(call("`sites`: expected at least one hook point").into());
@@ -185,7 +185,7 @@ impl ActivationsJob {
         JobFolder::expect_unused(&self.out)?;
         let counted = self.count(model, reporter)?;
         let wanted = self.manifest(counted, model, reporter)?;
-        // A killed run may leave complete shards and an incomplete next one.
+        // A killed run may leave complete shards followed by an incomplete one.
         let next = shard_name(self.existing_manifest()?.map_or(0, |found| found.shards.len()));
         let folder = JobFolder::take(&self.out, &[FILE_NAME, &next])?;
         // Another process may have used the folder since the first check.
@@ -416,7 +416,7 @@ fn interrupted() -> TrainingError {
     TrainingError::Interrupted { state: None }
 }
 
-/// Converts an error for a validated sequence, for which only the computation itself can fail.
+/// Converts an error from a validated sequence, where only the computation itself can fail.
 fn compute(error: InterpretError) -> TrainingError {
     match error {
         InterpretError::Compute(error) => error.into(),

@@ -1,7 +1,7 @@
-//! Texts for training, from plain text files and JSONL files; the last part is held out.
+//! Training texts from plain text and JSONL files; the last part is held out.
 //!
-//! Each line of a JSONL file has a `text`, or the `ids` of tokens. A plain file is one document and is
-//! split at a line break. Every line of a JSONL file is a document, and belongs to one part as a whole.
+//! Each line of a JSONL file has a `text` or token `ids`. A plain file is one document and is split at a
+//! line break. Every line of a JSONL file is a document that belongs to one part as a whole.
 //!
 //! Ids are used unchanged. They allow rows of tokens that no text encodes to, such as random ones. A
 //! document ends with the end-of-text token if the model's vocabulary has one. Files are read in pieces
@@ -27,7 +27,7 @@ const READ_BYTES: usize = 1 << 16;
 /// Number of bytes in the longest UTF-8 character, the context that a split rule may need.
 const CHARACTER_BYTES: usize = 4;
 
-/// Part of the data; a [`Corpus`] has both.
+/// Training or held-out part of a [`Corpus`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// Part to train on.
@@ -114,8 +114,9 @@ impl Corpus {
         Ok(Self { files })
     }
 
-    /// Iterates over the texts of a part in file order; long texts are split, documents of ids are
-    /// skipped.
+    /// Iterates over the texts of a part in file order.
+    ///
+    /// Long texts are split, and documents of ids are skipped.
     pub fn documents(&self, split: Split) -> impl Iterator<Item = Result<String, TrainingError>> + Send {
         const RULE: SplitRule<'static> = SplitRule { piece_bytes: PIECE_BYTES, first: &before_line_or_word };
         self.files.iter().flat_map(move |file| {
@@ -135,7 +136,7 @@ impl Corpus {
         self.files.iter().map(|file| file.range(split)).map(|range| range.end - range.start).sum()
     }
 
-    /// Returns notes on files without a held-out part, although a fraction was requested.
+    /// Returns notes on files that have no held-out part although a fraction was requested.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
         let is_whole = |file: &&TextFile| file.share > 0.0 && file.held_out_from == file.bytes;
         self.files.iter().filter(is_whole).map(|file| {
@@ -175,7 +176,7 @@ impl TextFile {
         }
     }
 
-    /// Iterates over the pieces of a part, or of the remainder of one.
+    /// Iterates over the pieces of a part or of its remainder.
     pub(crate) fn pieces<'a>(
         &'a self,
         range: Range<u64>,
@@ -230,7 +231,7 @@ impl TextFile {
         Ok(texts.into_iter())
     }
 
-    /// Error for a JSON line at or after this offset that exceeds the limit.
+    /// Creates the error for an overlong JSON line at or after this offset.
     fn line_too_long(&self, start: u64) -> TrainingError {
         match self.lines_before(start) {
             Ok(before) => TrainingError::Data {
@@ -259,7 +260,7 @@ impl TextFile {
 }
 
 impl Piece {
-    /// Returns the bytes, as in the file.
+    /// Returns the raw bytes from the file.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -299,7 +300,7 @@ impl PieceReader {
             let found = if bytes.len() <= searched {
                 None
             } else if text.is_json_lines {
-                // The search includes the byte before, because a line may end with it.
+                // The search starts one byte early, because that byte may end a line.
                 let from = searched - 1;
                 bytes[from..].iter().position(|byte| *byte == b'\n').map(|place| from + place + 1)
             } else {
@@ -340,9 +341,9 @@ fn before_line(bytes: &[u8], from: usize) -> Option<usize> {
     (from.max(1)..bytes.len()).find(is_cut)
 }
 
-/// Like [`before_line`], with fallbacks that keep pieces short.
+/// Same as [`before_line`], with fallbacks that keep pieces short.
 ///
-/// It splits before a space in a text with few lines, or between characters in a text with few spaces.
+/// Splits before a space in a text with few lines, or between characters in a text with few spaces.
 fn before_line_or_word(bytes: &[u8], from: usize) -> Option<usize> {
     let is_word =
         |place: &usize| bytes[*place] == b' ' && bytes.get(place + 1).is_some_and(u8::is_ascii_graphic);
@@ -355,7 +356,7 @@ fn before_line_or_word(bytes: &[u8], from: usize) -> Option<usize> {
         .or_else(|| found_after(4 * PIECE_BYTES, &is_character))
 }
 
-/// Splits a text into pieces that are short enough for training a tokenizer.
+/// Splits a text into pieces short enough for training a tokenizer.
 fn short_pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -370,7 +371,7 @@ fn short_pieces(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// First byte of the last `share` of `length` bytes.
+/// Offset at which the last fraction `share` of `length` bytes begins.
 fn start_of_share(length: u64, share: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -381,9 +382,9 @@ fn start_of_share(length: u64, share: f64) -> u64 {
     start
 }
 
-/// Start of the last `share` of a file of `length` bytes, moved to the start of the next line.
+/// Offset of the first line in the last fraction `share` of a file with `length` bytes.
 ///
-/// If no line begins there, `fallback` determines the start.
+/// If no line begins there, `fallback` determines the offset.
 fn cut(
     file: &mut File,
     length: u64,
@@ -409,9 +410,9 @@ fn character_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64>
     Ok(boundary.map_or(length, |boundary| wanted + boundary as u64))
 }
 
-/// Start of the last line before `wanted`, or `length` if that line begins too far back.
+/// Offset of the last line start before `wanted`, or `length` if it is too far back.
 ///
-/// Too far means farther from `wanted` than the end of the file.
+/// Too far back means farther from `wanted` than the end of the file is.
 fn near_line_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64> {
     let Some(visible) = last_byte(text, length, &|byte| !byte.is_ascii_whitespace())? else {
         return Ok(length);
@@ -613,7 +614,7 @@ mod tests {
         assert_eq!(cut("aaaa", 0.5), 4);
         let long = format!("a\nb\n{}", "c".repeat(200_000));
         assert_eq!((cut(&long, 0.4), cut(&long, 0.6)), (200_004, 4));
-        // For any fraction, each line belongs to one part as a whole.
+        // For any fraction, every line belongs to one part as a whole.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.jsonl");
         for lines in 1..30 {
@@ -631,7 +632,7 @@ mod tests {
         }
     }
 
-    /// Pieces are short even without line breaks or in a single JSON line, and add up to the text.
+    /// Checks that pieces stay short without line breaks or in one JSON line, and add up to the text.
     #[test]
     fn long_line_is_read_in_short_pieces() {
         let folder = tempfile::tempdir().unwrap();

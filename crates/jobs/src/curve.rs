@@ -13,7 +13,7 @@ const SIZE: (u32, u32) = (800, 450);
 const TRAINING_COLOR: RGBColor = RGBColor(70, 130, 180);
 const HELD_OUT_COLOR: RGBColor = RGBColor(200, 80, 40);
 
-/// Draws the losses of a log into the file `path`, and replaces an existing file.
+/// Draws a log's losses to the file `path`, replacing any existing file.
 ///
 /// `unit` is the unit of the losses, such as `nats per token`.
 ///

@@ -16,7 +16,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// An error during training, or in its options, data or files.
+    /// An error during training, or in the options, data or files.
     #[error(transparent)]
     Training(#[from] TrainingError),
     /// The loss curve cannot be drawn.

@@ -26,7 +26,7 @@ pub(crate) struct JobFolder {
     leftovers: Vec<PathBuf>,
 }
 
-/// State of a job's folder with respect to resuming.
+/// Resume status of a job's folder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resume {
     /// Whether the job resumes the folder.
@@ -133,7 +133,7 @@ impl JobFolder {
 
 impl Drop for JobFolder {
     fn drop(&mut self) {
-        // Best effort. `remove_dir` does not remove a folder that is not empty.
+        // Best effort. `remove_dir` does not remove a non-empty folder.
         let _ = fs::remove_file(self.path.join(LOCK));
         // Some Windows file systems keep the name of a file until it is closed.
         drop(self.lock.take());

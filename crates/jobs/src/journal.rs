@@ -14,7 +14,7 @@ use crate::TrainingError;
 /// Maximum size of a log in bytes, enough for more than ten million steps.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// A line of the log; a [`Journal`] holds them.
+/// Line of the training log in a [`Journal`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Entry {
@@ -32,7 +32,7 @@ pub struct Entry {
     /// Tokens per second in the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_s: Option<f64>,
-    /// Held-out loss in nats, per token, or per row if the rows have labels.
+    /// Held-out loss in nats per token, or per row if the rows have labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
     /// Held-out loss in nats per character.
@@ -44,13 +44,13 @@ pub struct Entry {
     /// F1 score on the held-out rows, averaged over the labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub macro_f1: Option<f64>,
-    /// Mean number of active latents of a dictionary per held-out token.
+    /// Mean number of active dictionary latents per held-out token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub l0: Option<f64>,
-    /// Fraction of the variance that a dictionary explains on the held-out tokens.
+    /// Fraction of variance that a dictionary explains on the held-out tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explained_variance: Option<f64>,
-    /// Increase of the model's loss if the dictionary replaces the activations, in nats per token.
+    /// Increase in the model's loss when the dictionary replaces the activations, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta_cross_entropy: Option<f64>,
     /// Number of latents that were never active on the held-out tokens.
@@ -78,7 +78,7 @@ pub struct Journal {
     entries: Vec<Entry>,
     /// Checksum of the entries.
     checksum: LogChecksum,
-    /// All entries that the file had when it was opened.
+    /// Entries found in the file when it was opened.
     found: Vec<Entry>,
 }
 
@@ -104,7 +104,7 @@ impl Journal {
         Ok(Self { path: path.to_owned(), file, entries, checksum, found })
     }
 
-    /// Returns the checksum of the entries, which is saved with a state.
+    /// Returns the checksum of the entries, for a saved state.
     pub(crate) fn checksum(&self) -> LogChecksum {
         self.checksum
     }
@@ -116,7 +116,7 @@ impl Journal {
 
     /// Whether the log was truncated or edited after a state was saved.
     ///
-    /// Frees the entries that the file had when it was opened.
+    /// Frees the entries found in the file when it was opened.
     pub(crate) fn was_changed_since(&mut self, saved: Option<LogChecksum>) -> bool {
         let found = std::mem::take(&mut self.found);
         saved.is_some_and(|saved| {
@@ -152,10 +152,10 @@ pub(crate) fn is_log(path: &Path) -> bool {
     whole.lines().all(|line| serde_json::from_str(line).is_ok_and(|value| is_entry(&value)))
 }
 
-/// Checksum of the previous entries and one more.
+/// Returns the checksum after one more entry.
 fn with_entry(before: LogChecksum, entry: &Entry) -> LogChecksum {
     let written = line(&Entry { tokens_per_s: None, elapsed_s: 0.0, ..entry.clone() });
-    // A number that is not finite becomes null, and the null is omitted when the entry is written again.
+    // A non-finite number becomes null, and the null is omitted when the entry is rewritten.
     let rewritten = serde_json::from_str(&written).map_or(written, |entry| line(&entry));
     let mut hasher = crc32fast::Hasher::new_with_initial(before.crc32);
     hasher.update(rewritten.as_bytes());
@@ -163,6 +163,6 @@ fn with_entry(before: LogChecksum, entry: &Entry) -> LogChecksum {
 }
 
 fn line(entry: &Entry) -> String {
-    // Numbers that are not finite become null, so every entry can be written.
+    // Non-finite numbers become null, so every entry can be written.
     serde_json::to_string(entry).map_or(String::new(), |line| line + "\n")
 }

@@ -14,7 +14,7 @@ use crate::{
     LoraConfig, OptimizerKind, Ramp, Schedule, Task, TrainingError,
 };
 
-/// Minimum and maximum default number of warm-up steps, which is a twentieth of all steps.
+/// Limits of the default number of warm-up steps, a twentieth of all steps.
 const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
 
 /// Initial model of a training run; part of a [`TrainJob`](crate::TrainJob).
@@ -33,7 +33,7 @@ pub enum Start {
 
 /// Training options.
 ///
-/// In JSON, they form an object with the names of the fields, all of them optional.
+/// In JSON, the options form an object keyed by field name; every field is optional.
 ///
 /// ```
 /// use candle_gpt2_jobs::TrainOptions;
@@ -76,7 +76,7 @@ pub struct TrainOptions {
     /// trained
     #[cfg_attr(feature = "clap", arg(long))]
     pub random_positions: bool,
-    /// Fraction of windows to move to the start of a document, among those in which one begins
+    /// Fraction of windows to move to a document's start, among windows that contain one
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().document_starts, allow_negative_numbers = true))]
     pub document_starts: f64,
     /// Initial weights with --config: gpt2 (random), or mimetic (sinusoidal position embeddings and copying
@@ -296,7 +296,7 @@ impl TrainOptions {
         if self.train_blocks.is_some() && self.lora_rank.is_some() {
             return not_with(
                 "train_blocks",
-                "cannot be combined with `lora_rank`, whose adapters are in all blocks".into(),
+                "cannot be combined with `lora_rank`: adapters are trained in all blocks".into(),
             );
         }
         let of_checkpoints = [
@@ -376,7 +376,7 @@ impl TrainOptions {
         }
         if self.dead_after.is_some() && has_sparsity {
             return call(format!(
-                "`dead_after` cannot be used with `kind` {kind}, whose latents need no revival"
+                "`dead_after` cannot be used with `kind` {kind}: its latents do not need reviving"
             ));
         }
         if self.k.is_some() && kind.is_penalized() {
@@ -420,7 +420,7 @@ impl TrainOptions {
         /// Number of latents per dimension of the output.
         const USUAL_EXPANSION: usize = 8;
         const USUAL_K: usize = 32;
-        /// Default `k` per layer of a cross-layer transcoder, which gives a total near 200 for gpt2.
+        /// Default `k` per layer of a cross-layer transcoder; the total is close to 200 for gpt2.
         const USUAL_K_OF_LAYER: usize = 16;
         const MAX_DEAD_AFTER: u64 = 10_000_000;
         let (Task::Dictionary, Some(site)) = (self.task, &self.site) else { return Ok(()) };

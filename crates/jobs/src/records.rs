@@ -135,7 +135,7 @@ impl LineReader {
     }
 }
 
-/// Parses the texts of a JSON object: strings, integers as written, `true` and `false`.
+/// Parses the texts of a JSON object: strings, `true`, `false`, and integers as written.
 fn texts_of_object(line: &str, names: [&'static str; 2]) -> Result<[String; 2], String> {
     let mut keys = match serde_json::from_str(line) {
         Ok(Value::Object(keys)) => keys,

@@ -1,4 +1,4 @@
-//! Training data from rows with labels and rows with answers.
+//! Training data from labeled rows, or from rows with answers.
 //!
 //! A label is predicted at the last token of its text. For answers, each token of the completion and the
 //! final end token are predicted from the tokens before them, starting with the prompt.
@@ -23,7 +23,7 @@ const ANSWERS: Columns = Columns { names: ["prompt", "completion"], places: [0, 
 /// Maximum number of labels; the confusion matrix has an entry for each pair of labels.
 const MAX_LABELS: usize = 1000;
 
-/// Rows of several files for a task.
+/// Rows for a task, read from one or more files.
 #[derive(Debug)]
 pub(crate) struct RowFiles {
     records: Records,
@@ -31,7 +31,7 @@ pub(crate) struct RowFiles {
     held_out: f64,
 }
 
-/// Label of each row, and whether the row is held out.
+/// Label and held-out flag of each row.
 #[derive(Debug)]
 pub(crate) struct Assignment {
     /// Labels by row; empty for answers.
@@ -42,7 +42,7 @@ pub(crate) struct Assignment {
 impl RowFiles {
     /// Reads the rows of a task and holds out a fraction `held_out` of them.
     ///
-    /// These are the last rows of each label, or the last answers of each file.
+    /// The last rows of each label are held out or, for answers, the last rows of each file.
     ///
     /// # Errors
     /// Fails if a file cannot be read, a line is invalid, or a row lacks its label or completion.
@@ -67,7 +67,7 @@ impl RowFiles {
         self.records.rows().iter().flat_map(move |row| row.texts.iter().take(texts).map(String::as_str))
     }
 
-    /// Upper bound on the tokens of a row.
+    /// Upper bound on the number of tokens in a row.
     ///
     /// A token has at least one byte, except for the tokens added at the start and the end.
     pub(crate) fn longest(&self) -> usize {
@@ -75,7 +75,7 @@ impl RowFiles {
         self.records.rows().iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// Adds a head for the labels of the rows, unless there is one already; unchanged for answers.
+    /// Adds a head for the rows' labels, unless the model has one or the rows have answers.
     ///
     /// # Errors
     /// Fails if there are fewer than two labels, or too many.
@@ -99,7 +99,7 @@ impl RowFiles {
             return Ok(config);
         }
         let mut names: Vec<String> = names.into_iter().map(str::to_owned).collect();
-        // Whole numbers are sorted by value, so the labels 0, 1, …, 10 keep their own numbers.
+        // Integer labels are sorted by value, so the labels 0, 1, …, 10 keep their numbers.
         names.sort_by_key(|name| name.parse::<u64>().map_or((true, 0), |number| (false, number)));
         Ok(Gpt2Config {
             head: HeadKind::SequenceClassification,
@@ -260,7 +260,7 @@ impl Assignment {
     }
 }
 
-/// Number of rows of each label.
+/// Number of rows for each label.
 fn counts_of(labels: &[u32]) -> BTreeMap<u32, usize> {
     let mut counts = BTreeMap::new();
     labels.iter().for_each(|label| *counts.entry(*label).or_default() += 1);
@@ -274,14 +274,14 @@ struct Encoder<'a> {
     context: usize,
 }
 
-/// An encoded row, and whether it lost its first tokens.
+/// An encoded row, and whether its first tokens were dropped.
 struct Encoded {
     row: Row,
     is_cut: bool,
 }
 
 impl Encoder<'_> {
-    /// Encodes a row with a label; the inner error is about the row itself.
+    /// Encodes a labeled row; the inner error is about the row itself.
     fn labeled(&self, record: &Record, label: u32) -> Result<Result<Encoded, String>, TrainingError> {
         let mut ids = self.ids(&record.texts[0])?;
         if ids.is_empty() {
@@ -311,7 +311,7 @@ impl Encoder<'_> {
                 "`completion` has {answer} tokens including the end token, but the context holds {context}; shorten it, or remove the row"
             )));
         }
-        // The last token is predicted, but not read.
+        // The last token is predicted but is not an input.
         let cut = (ids.len() - 1).saturating_sub(context);
         let row = Row { inputs: ids[cut..ids.len() - 1].into(), targets: ids[prompt..].into() };
         Ok(Ok(Encoded { row, is_cut: cut > 0 }))

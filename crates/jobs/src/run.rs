@@ -35,21 +35,21 @@ const CHECKPOINT: [&str; 5] = [
     "adapter/adapter_config.json",
     "adapter/adapter_model.safetensors",
 ];
-/// Files of dictionaries, except for the files of each layer.
+/// Dictionary files, except for the files of each layer.
 const DICTIONARY: [&str; 3] = [WEIGHTS_FILE, CONFIG_FILE, LAYERS_CONFIG_FILE];
 /// Files that any training run may write.
 const RECORDS: [&str; 5] = [state::FILE_NAME, LOG, "loss.svg", "confusion.svg", TOKENS];
 
 /// Returns the files and folders that a run in this folder replaces as a whole.
 ///
-/// They include the files of each layer and each kept step that exist, complete or not.
+/// They include the existing files of each layer and each kept step, complete or not.
 pub(crate) fn results(folder: &Path) -> Vec<String> {
     let names = file_names(folder);
     let mut results: Vec<String> = RECORDS.map(str::to_owned).to_vec();
     results.extend(model_files(&names));
     for step in names.iter().filter(|name| is_step(name)) {
         let within = folder.join(step);
-        // A link may lead out of the folder.
+        // A symbolic link may point outside the folder.
         if within.is_symlink() || !within.is_dir() {
             continue;
         }
@@ -58,7 +58,7 @@ pub(crate) fn results(folder: &Path) -> Vec<String> {
     results
 }
 
-/// Files of a model or of dictionaries in a folder with these names.
+/// Names of model and dictionary files, for a folder that contains files with these names.
 fn model_files(names: &[String]) -> impl Iterator<Item = String> {
     let of_layers = (0..)
         .map(layer_files)
@@ -106,7 +106,7 @@ pub(crate) struct RunOptions {
     pub(crate) base_model: Option<String>,
     /// Share of every batch that this run computes; the run with the first share writes the folder.
     pub(crate) share: Share,
-    /// Temporary folder for the log of a run that computes another share of the batches.
+    /// Temporary folder for the log, if another run writes the run's folder.
     pub(crate) temp_folder: Option<TempDir>,
 }
 
@@ -149,7 +149,7 @@ pub struct Run {
     is_evaluation_due: bool,
     /// Whether there is nothing to save: the state is saved, or no step was taken.
     is_saved: bool,
-    /// Whether the log was truncated or edited after the state that this run resumes from.
+    /// Whether the log was truncated or edited after saving the state that this run resumes from.
     is_log_changed: bool,
     /// Time since the process began to train.
     clock: Instant,
@@ -217,12 +217,12 @@ impl Run {
         Ok(run)
     }
 
-    /// Warning about a log that was truncated or edited after the state that this run resumes from.
+    /// Warning about a log that was changed after saving the state that this run resumes from.
     pub(crate) fn log_note(&self) -> Option<String> {
         let path = self.options.folder.join(LOG);
         self.is_log_changed.then(|| {
             format!(
-                "{}: modified after the state was saved; its losses of earlier steps may be missing or wrong",
+                "{}: modified after the state was saved; losses of earlier steps may be missing or wrong",
                 path.display()
             )
         })
@@ -279,7 +279,7 @@ impl Run {
         Ok(())
     }
 
-    /// Logs a step over `tokens` tokens, and performs the work that is due after it.
+    /// Logs a step over `tokens` tokens and performs the work due after it.
     fn after_step(
         &mut self,
         done: StepReport,
@@ -346,12 +346,12 @@ impl Run {
         }
     }
 
-    /// Whether no step is left, because all were taken or training stopped early.
+    /// Whether no steps are left, because all were taken or training stopped early.
     pub fn is_done(&self) -> bool {
         self.trainer.steps_done() >= self.trainer.numbers().steps || self.is_stale()
     }
 
-    /// Draws the loss curve when no step is left.
+    /// Draws the loss curve once no steps are left.
     fn finish(&self) -> Result<(), JobError> {
         let (entries, unit) = (self.journal.entries(), self.trainer.numbers().task.loss_unit());
         // A user may have emptied the log.
@@ -398,7 +398,7 @@ impl Run {
         })
     }
 
-    /// Keeps a copy of the model, if requested for the last step.
+    /// Saves a copy of the model if `keep_steps` contains the step just completed.
     fn keep(&self) -> Result<(), TrainingError> {
         let RunOptions { folder, keep_steps, .. } = &self.options;
         let step = self.trainer.steps_done();
@@ -410,7 +410,7 @@ impl Run {
         self.write_model(&folder)
     }
 
-    /// Writes files; if this fails before a state was saved, removes the added checkpoint files.
+    /// Writes files; if this fails before any state is saved, removes the new checkpoint files.
     ///
     /// The same call can then start over without overwriting any weights.
     fn rollback_without_state<T>(
@@ -456,7 +456,7 @@ impl Run {
         &self.data
     }
 
-    /// Returns the tokenizer that is written with the model.
+    /// Returns the tokenizer that is written along with the model.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }

@@ -1,7 +1,7 @@
-//! Writer of token files that loses only the data after the last save when it is interrupted.
+//! Writer of token files; an interruption loses only the data written since the last save.
 //!
 //! A file gets its final name when it is complete. The manifest records how much of an incomplete file
-//! counts.
+//! is valid.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -39,7 +39,7 @@ pub(crate) struct Encoded {
 }
 
 impl<'a> ShardWriter<'a> {
-    /// Resumes at the position in the manifest, which is the beginning by default.
+    /// Resumes at the manifest's position, which is the beginning for a new manifest.
     pub(crate) fn open(folder: &'a Path, manifest: Manifest) -> Result<Self, TrainingError> {
         let mut writer = Self { folder, manifest, open: None };
         let shard_tokens = writer.shard_tokens();
@@ -64,7 +64,7 @@ impl<'a> ShardWriter<'a> {
     /// Adds the next encoded piece.
     ///
     /// `source` is the index of its file, `read` its size in bytes, and `crc32` the checksum of the file
-    /// up to its end.
+    /// up to the end of the piece.
     pub(crate) fn add(
         &mut self,
         split: Split,
@@ -116,7 +116,7 @@ impl<'a> ShardWriter<'a> {
         manifest.write(self.folder)
     }
 
-    /// Removes every file that the shards of a manifest are written to.
+    /// Removes all files that a manifest's shards may be written to.
     pub(crate) fn remove_all(folder: &Path, manifest: &Manifest) {
         for split in [Split::Training, Split::HeldOut] {
             for index in 0.. {
@@ -143,7 +143,7 @@ impl<'a> ShardWriter<'a> {
         Ok(OpenShard { split, file: opened, path, written: WrittenShard { file, tokens: 0, crc32: 0 } })
     }
 
-    /// Opens the incomplete shard, without the data written after the last save.
+    /// Reopens the incomplete shard and drops the data written after the last save.
     fn reopen(&self, split: Split, written: WrittenShard) -> Result<OpenShard, TrainingError> {
         let path = self.folder.join(&written.file);
         let bytes = written.tokens.checked_mul(self.manifest.dtype.bytes());
@@ -168,7 +168,7 @@ impl<'a> ShardWriter<'a> {
         Ok(OpenShard { split, file, path, written })
     }
 
-    /// Completes the open shard, if any, with its header and its final name.
+    /// Completes the open shard, if any: writes its header and gives it its final name.
     fn finish_shard(&mut self) -> Result<(), TrainingError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         let header = self.manifest.format.header(self.manifest.dtype, open.written.tokens as u64);

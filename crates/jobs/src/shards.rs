@@ -19,21 +19,21 @@ use crate::{ShardFormat, Split, TokenWidth, Tokens, TrainingError};
 
 /// Number of tokens checked at a time.
 const BLOCK_TOKENS: usize = 1 << 20;
-/// Maximum bytes of mapped files that reads leave in memory before all of them are released.
+/// Maximum number of mapped bytes that reads leave in memory before all of them are released.
 const KEPT_BYTES: usize = 4 << 20;
-/// Minimum bytes that a read brings into memory.
+/// Minimum number of bytes that a read brings into memory.
 ///
 /// Operating systems map pages around the requested one, often more than this.
 const FAULT_BYTES: usize = 1 << 16;
 /// Minimum number of tokens for detecting 32-bit tokens in a file that looks like 16-bit tokens.
 ///
-/// Read as 16-bit tokens, 32-bit tokens of a small vocabulary have a 0 in every second place. No text has
+/// Read as 16-bit tokens, 32-bit tokens of a small vocabulary have a 0 in every second position. No text has
 /// that many zeros.
 const MIN_TOKENS_FOR_WIDTH_CHECK: usize = 32;
 /// Maximum number of tokens in a shard for llm.c, whose header has a signed 32-bit count.
 pub(crate) const MAX_LLM_C_TOKENS: u64 = i32::MAX as u64;
 
-/// A token file that was checked.
+/// A checked token file.
 #[derive(Debug)]
 struct Shard {
     file: MappedFile,
@@ -48,7 +48,7 @@ struct Shard {
 /// Memory-mapped tokens of several shards, as one sequence.
 ///
 /// Reads release the memory they used, so little of the files stays in memory regardless of their size. A
-/// [`TokenFolder`] has them, and a [`TokenizeJob`](crate::TokenizeJob) writes them.
+/// [`TokenizeJob`](crate::TokenizeJob) writes shards, and a [`TokenFolder`] contains them.
 #[derive(Debug, Default)]
 pub struct Shards {
     shards: Vec<Shard>,
@@ -314,7 +314,7 @@ fn foreign_layout(file: &MappedFile, vocab_size: usize) -> Result<(ShardFormat, 
         return match file.len().is_multiple_of(width.bytes()) {
             true => Ok((ShardFormat::NanoGpt, width)),
             false => refuse(format!(
-                "{} bytes are not a whole number of {}-bit tokens: the file is truncated, or its tokens have another width",
+                "{} bytes are not a whole number of {}-bit tokens: the file is truncated, or its tokens have a different width",
                 file.len(),
                 8 * width.bytes()
             )),
@@ -364,7 +364,7 @@ fn foreign_files(folder: &Path, split: Split) -> Result<Vec<PathBuf>, TrainingEr
     Ok(files)
 }
 
-/// Number of characters in the text of tokens, counted as the bytes that begin a character.
+/// Number of characters that the tokens decode to, counting the bytes that begin a character.
 ///
 /// Special tokens, such as the end-of-text token, have no characters.
 fn characters(tokens: &Shards, tokenizer: &Tokenizer) -> usize {
@@ -388,7 +388,7 @@ fn characters(tokens: &Shards, tokenizer: &Tokenizer) -> usize {
     total
 }
 
-/// Fingerprint of the tokens in shards.
+/// Fingerprint of the tokens in all shards.
 fn fingerprint(shards: &[WrittenShard]) -> u64 {
     // FNV-1a over numbers instead of bytes.
     let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0100_0000_01b3);

@@ -1,4 +1,4 @@
-//! Data files of a job for any task, and their conversion to training data.
+//! A job's data files for any task, and their conversion to training data.
 
 use std::path::{Path, PathBuf};
 
@@ -14,9 +14,9 @@ use crate::{ClassWeights, Hyperparameters, Task, TrainOptions, TrainingData, Tra
 /// Data files.
 #[expect(clippy::large_enum_variant, reason = "a training run has only one")]
 pub(crate) enum Source {
-    /// Texts, or tokens of texts.
+    /// Texts, or texts already encoded as tokens.
     Texts(TextSource),
-    /// Rows.
+    /// Rows with labels or answers.
     Rows(RowFiles),
     /// Activations, and the fraction to hold out.
     Activations(ActivationFolder, f64),
@@ -63,7 +63,7 @@ impl Source {
     /// Returns the configuration with the head that the task trains.
     ///
     /// # Errors
-    /// Fails if the model has another head, or if there are too few or too many labels.
+    /// Fails if the model has a different head, or if there are too few or too many labels.
     pub(crate) fn with_head(&self, config: Gpt2Config) -> Result<Gpt2Config, TrainingError> {
         let (task, is_fitting, trains) = match self {
             Self::Rows(files) if files.task() == Task::Classify => {
@@ -97,7 +97,7 @@ impl Source {
         }
     }
 
-    /// Returns the label of each row and which rows are held out; `None` unless the data has rows.
+    /// Returns the labels and held-out flags of the rows, or `None` if the data has no rows.
     ///
     /// # Errors
     /// Fails if a row has a label that the model lacks.

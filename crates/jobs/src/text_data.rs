@@ -17,12 +17,12 @@ use crate::{
     TrainingData, TrainingError, Windows,
 };
 
-/// Name of the temporary folder for encoded texts, which is deleted when training ends.
+/// Name of the temporary folder for encoded texts, deleted when training ends.
 pub(crate) const TOKENS: &str = "tokens";
 
 /// Source of tokens.
 pub(crate) enum TextSource {
-    /// Text files, which are encoded.
+    /// Text files to encode.
     Texts(Corpus),
     /// Folder of token files.
     Tokens(PathBuf),
@@ -160,7 +160,7 @@ pub(crate) fn trained_tokenizer(
     }
 }
 
-/// Tokens in a temporary folder that is removed after its last reader.
+/// Tokens in a temporary folder that is removed along with its last reader.
 struct TemporaryTokens {
     // Declared first, so that the files are unmapped before the folder is removed.
     shards: Shards,

@@ -1,4 +1,4 @@
-//! Layout of token files, and width of their tokens.
+//! Layout of token files and width of their tokens.
 
 use candle_gpt2_engine::UnknownName;
 use serde::{Deserialize, Serialize};
@@ -81,7 +81,7 @@ impl TokenWidth {
         }
     }
 
-    /// Reads tokens; incomplete ones at the end are ignored.
+    /// Reads tokens; an incomplete token at the end is ignored.
     pub(crate) fn read(self, bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
         bytes.chunks_exact(self.bytes()).map(|token| match *token {
             [a, b] => u32::from(u16::from_le_bytes([a, b])),

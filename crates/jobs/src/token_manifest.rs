@@ -30,14 +30,14 @@ pub(crate) struct Manifest {
     pub(crate) vocab_size: usize,
     /// CRC-32 of the vocabulary, see [`vocabulary_checksum`].
     pub(crate) vocabulary_crc32: u32,
-    /// Token after each document.
+    /// Token that ends each document.
     pub(crate) end_of_text: Option<u32>,
     pub(crate) training: Part,
     pub(crate) held_out: Part,
     pub(crate) sources: Vec<SourceFile>,
 }
 
-/// A part of the tokens.
+/// Training or held-out part of the tokens.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Part {
     pub(crate) tokens: usize,
@@ -97,7 +97,7 @@ impl Manifest {
         if let Some(source) = manifest.sources.iter().find(|source| source.read > source.bytes) {
             return Err(damaged(format!("`read` of {} exceeds its `bytes`", source.file.display())));
         }
-        // The names are joined to the folder's path, and must not lead out of it.
+        // The names are joined to the folder's path and must not escape it.
         let mut shards = manifest.training.shards.iter().chain(&manifest.held_out.shards);
         match shards.find(|shard| Path::new(&shard.file).file_name() != Some(shard.file.as_ref())) {
             Some(shard) => Err(damaged(format!("`{}` is not a plain file name", shard.file))),
@@ -105,7 +105,7 @@ impl Manifest {
         }
     }
 
-    /// Writes the manifest to a folder, and replaces an existing one.
+    /// Writes the manifest to a folder, replacing any existing one.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), TrainingError> {
         let write = |partial: &Path| Ok(fs::write(partial, serde_json::to_string_pretty(self)? + "\n")?);
         Ok(replace_file(&Self::path(folder), write)?)
@@ -125,7 +125,7 @@ impl Manifest {
         }
     }
 
-    /// Returns the part, file index and offset at which the job resumes; `None` if all is read.
+    /// Returns the part, file index and offset to resume at, or `None` if everything has been read.
     pub(crate) fn next_place(&self) -> Option<(Split, usize, u64)> {
         let next = |split: Split, end: fn(&SourceFile) -> u64| {
             let unread = self.sources.iter().position(|source| source.read < end(source));
@@ -223,7 +223,7 @@ fn refuse(path: &Path, what: String) -> TrainingError {
     TrainingError::Data { path: path.to_owned(), what }
 }
 
-/// CRC-32 of a vocabulary: of all tokens in id order, each with its id.
+/// CRC-32 of a vocabulary: all tokens in id order, each with its id.
 pub(crate) fn vocabulary_checksum(tokenizer: &Tokenizer) -> u32 {
     let mut tokens: Vec<(u32, String)> =
         tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();

@@ -28,11 +28,11 @@ use crate::{Corpus, JobError, ShardFormat, Split, TokenWidth, TrainingError};
 
 /// Number of bytes of text between two saves.
 const SAVE_BYTES: u64 = 16 << 20;
-/// Number of pieces that each thread may be ahead.
+/// Number of pieces that each thread may process ahead.
 const PIECES_AHEAD: usize = 2;
-/// Number of bytes of a text that are checked for changes at a time.
+/// Number of bytes to check for changes at a time.
 const CHECKED_BYTES: usize = 1 << 16;
-/// Number of tokens in a shard in llm.c's format, as in its own scripts.
+/// Default number of tokens per shard in llm.c's format, the same as in llm.c's own scripts.
 const LLM_C_SHARD_TOKENS: usize = 100_000_000;
 /// File name of the tokenizer next to the tokens.
 pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -73,7 +73,7 @@ pub struct TokenizeJob {
     pub data: Vec<PathBuf>,
     /// Checkpoint that supplies the tokenizer and the end-of-text token.
     pub model: Option<PathBuf>,
-    /// Tokenizer: a `tokenizer.json`, or a folder with one or with a vocabulary and merges.
+    /// Tokenizer: a `tokenizer.json`, or a folder that contains one or a vocabulary with merges.
     ///
     /// Defaults to the model's tokenizer.
     pub tokenizer: Option<PathBuf>,
@@ -89,8 +89,8 @@ pub struct TokenizeJob {
 
 /// Options for encoding texts into token files.
 ///
-/// In JSON, they form an object with the names of the fields, all of them optional. Part of a
-/// [`TokenizeJob`].
+/// In JSON, the options form an object keyed by field name; every field is optional. A [`TokenizeJob`]
+/// contains them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
@@ -154,7 +154,7 @@ pub(crate) struct Vocabulary<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     /// Number of tokens, an exclusive upper bound on ids.
     pub(crate) size: usize,
-    /// Token after each document.
+    /// Token that ends each document.
     pub(crate) end: Option<u32>,
     /// Check for characters that the tokenizer drops.
     check: Option<CharacterCheck>,
@@ -251,8 +251,8 @@ impl TokenizeJob {
 
     /// Whether the same call with `resume` can continue after an error.
     ///
-    /// This is the case after an interruption, or after a file error such as a full disk once tokens are
-    /// saved. If texts have to be corrected, all of them are encoded again from the start.
+    /// This is the case after an interruption, or after a file error, such as a full disk, once tokens are
+    /// saved. If a text must be corrected, all texts are encoded again from the start.
     fn can_resume(&self, error: &TrainingError) -> bool {
         let is_of_disk = matches!(
             error,
@@ -265,7 +265,7 @@ impl TokenizeJob {
         error.is_interrupted() || (is_of_disk && has_tokens())
     }
 
-    /// Removes everything that was written, so that the call can be repeated after a correction.
+    /// Removes everything that was written, so that the call can be repeated after fixing the error.
     fn remove_all(&self, manifest: &Manifest) {
         ShardWriter::remove_all(&self.out, manifest);
         for file in RESULTS {
@@ -326,7 +326,7 @@ impl TokenizeJob {
         let largest = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let end = tokenizer.token_to_id(END_OF_TEXT);
         if end.is_none() {
-            reporter.note(&format!("the tokenizer has no {END_OF_TEXT}, so nothing separates the documents"));
+            reporter.note(&format!("the tokenizer has no {END_OF_TEXT}, so the documents are not separated"));
         }
         Ok((tokenizer, largest, end))
     }
@@ -389,7 +389,7 @@ pub(crate) fn empty_manifest(
     }
 }
 
-/// A piece of a text with its origin.
+/// A piece of a text and its origin.
 struct Work<'a> {
     split: Split,
     source: usize,
@@ -399,7 +399,7 @@ struct Work<'a> {
     crc32: u32,
 }
 
-/// Completes a folder, and returns its manifest; saves whenever `save_bytes` bytes have been encoded.
+/// Completes a folder and returns its manifest; saves after every `save_bytes` bytes of text.
 ///
 /// # Errors
 /// Fails if a text cannot be read or encoded, a token is outside the vocabulary, or a file cannot be
@@ -510,10 +510,10 @@ fn encode(
     Ok((encoded, lost))
 }
 
-/// Processes items on several threads, and passes the results to `take` in item order.
+/// Processes items on several threads and passes the results to `take` in item order.
 ///
-/// Each thread has its own state. `take` runs on the calling thread. Only a few items are processed ahead
-/// of the next result.
+/// Each thread has its own state. `take` runs on the calling thread. Threads process only a few items
+/// ahead of the next result.
 fn in_order<T: Send, R: Send, S>(
     threads: usize,
     items: impl Iterator<Item = Result<T, TrainingError>>,

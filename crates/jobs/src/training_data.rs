@@ -10,7 +10,7 @@ pub struct TrainingData {
     pub held_out: Option<HeldOut>,
     /// Fingerprint of the data and its tokenizer.
     pub fingerprint: u64,
-    /// Size of both parts.
+    /// Sizes of both parts.
     pub size: DataSize,
 }
 
@@ -21,6 +21,6 @@ pub struct DataSize {
     pub training_tokens: usize,
     /// Number of held-out tokens.
     pub held_out_tokens: usize,
-    /// Number of training rows and of held-out rows; `None` if the data has no rows.
+    /// Numbers of training rows and held-out rows; `None` if the data has no rows.
     pub rows: Option<(usize, usize)>,
 }

@@ -34,14 +34,14 @@ use crate::{Analysis, CheckedMetric, Heads, Look, LookError, LookSubject, Metric
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Ablate {
-    /// The text.
+    /// Text to analyze.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The prediction.
+    /// Prediction to measure.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// Leave out these heads together: LAYER.HEAD, separated by commas
+    /// Ablate these heads together: LAYER.HEAD, separated by commas
     #[cfg_attr(feature = "clap", arg(long, value_name = "HEADS"))]
     pub heads: Option<Heads>,
     /// Ablate the heads at this position only
@@ -78,7 +78,7 @@ impl Ablate {
 #[serde(try_from = "JsonReplacement")]
 pub struct Replacement {
     kind: ReplacementKind,
-    /// Name in reports.
+    /// Name of the replacement in reports.
     name: String,
 }
 
@@ -94,7 +94,7 @@ enum ReplacementKind {
 #[derive(Debug, Clone)]
 enum ReplacementTexts {
     Texts(Vec<Text>),
-    /// Texts in the lines of a file.
+    /// File with one text per line.
     File(PathBuf),
 }
 
@@ -104,7 +104,7 @@ impl Replacement {
         Self { kind: ReplacementKind::RawZero, name: "raw-zero".into() }
     }
 
-    /// Replaces the output with zero as in TransformerLens, which folds value biases elsewhere.
+    /// Replaces the output with the constant that stands for zero in TransformerLens.
     pub fn transformer_lens_zero() -> Self {
         Self { kind: ReplacementKind::TransformerLensZero, name: "transformer-lens-zero".into() }
     }
@@ -115,13 +115,13 @@ impl Replacement {
         Self { kind: ReplacementKind::Mean(ReplacementTexts::Texts(texts)), name }
     }
 
-    /// Replaces the output with the one for another text, which must have the same number of tokens.
+    /// Replaces the output with the head's output for another text of the same length in tokens.
     pub fn sample(text: Text) -> Self {
         let name = "output for another text".to_owned();
         Self { kind: ReplacementKind::Sample(ReplacementTexts::Texts(vec![text])), name }
     }
 
-    /// Encodes the replacement's texts, for a text of `tokens` tokens.
+    /// Encodes the replacement's texts, and checks them against a text of `tokens` tokens.
     fn ablation(&self, reader: &Reader, tokens: usize) -> Result<Ablation> {
         match &self.kind {
             ReplacementKind::RawZero => Ok(Ablation::RawZero),
@@ -312,7 +312,7 @@ impl Look for Ablate {
     }
 }
 
-/// Loss of each token but the first, in nats, from logits `(1, T, V)`.
+/// Loss of each token except the first, in nats, from logits `(1, T, V)`.
 fn losses(logits: &Tensor, ids: &[u32]) -> Result<Vec<f64>> {
     let rows = logits.squeeze(0)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
     let loss = |(id, row): (&u32, &Vec<f32>)| {

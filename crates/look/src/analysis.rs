@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 /// Returned by [`Look::look`](crate::Look::look).
 #[derive(Debug, Clone)]
 pub struct Analysis {
-    /// Values over axes.
+    /// Values with their axes, tokens and notes.
     pub report: Report,
-    /// Results other than the report.
+    /// Additional results, besides the report.
     pub details: Details,
     /// Attribution graph, drawn instead of the values.
     pub graph: Option<AttributionGraph>,
@@ -29,7 +29,7 @@ pub struct Analysis {
     pub features: Vec<FeatureCard>,
 }
 
-/// Results of an analysis other than the values of its report.
+/// Additional results of an analysis, besides its report.
 ///
 /// Part of the result of [`Look::look`](crate::Look::look).
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ pub enum Details {
 }
 
 impl Details {
-    /// Returns an object, or null if there are no details.
+    /// Returns the details as a JSON object, or null if there are none.
     pub fn to_json(&self) -> Value {
         match self {
             Self::Json(value) => value.clone(),
@@ -102,7 +102,7 @@ pub struct LensDetails {
     pub show: LensValue,
     /// Layers with their cells.
     pub layers: Vec<LensLayer>,
-    /// Watched tokens.
+    /// Tokens whose rank and probability are also reported.
     pub watch: Vec<u32>,
     pub(crate) vocabulary: Arc<Vocabulary>,
 }

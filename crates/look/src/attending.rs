@@ -13,16 +13,16 @@ use serde_json::Value;
 use crate::error::{Result, invalid_option};
 use crate::{Analysis, Look, LookSubject, Reader, Text};
 
-/// Lower bound of the random tokens; lower ids are single bytes and the commonest pieces.
+/// Lowest random token id; lower ids are single bytes and the most common pieces.
 const LOWEST_TOKEN: u32 = 100;
-/// Exclusive upper bound of the random tokens.
+/// Exclusive upper bound of the random token ids.
 const HIGHEST_TOKEN: u32 = 20_000;
 /// Number of random tokens per row.
 const LENGTH: usize = 100;
 /// Maximum number of rows of random tokens.
 const MOST_ROWS: usize = 1000;
 
-/// Scores of head types, on repeated rows of random tokens or on a text.
+/// Scores heads by type, on repeated rows of random tokens or on a text.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -40,10 +40,10 @@ const MOST_ROWS: usize = 1000;
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct HeadKinds {
-    /// The text; by default, random tokens are used.
+    /// Text to analyze; by default, random tokens are used.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Option<Text>,
-    /// Random tokens per row, which is read twice [default: 100, or fewer if the context
+    /// Random tokens per row; each row is repeated once [default: 100, or fewer if the context
     /// cannot hold them twice]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub length: Option<usize>,
@@ -91,7 +91,7 @@ pub enum CheckedHeadKinds {
     Text(Vec<u32>),
     /// Random tokens.
     Random {
-        /// Number of tokens in a row, before it is repeated.
+        /// Number of tokens in a row before it is repeated.
         length: usize,
         /// Lowest token id.
         from: u32,

@@ -12,7 +12,7 @@ use crate::{Analysis, Heads, Look, LookSubject, Ranges, Reader, Text};
 /// Maximum number of attention weights in a report, a little above 144 heads of 1,024 tokens.
 const MOST_VALUES: usize = 160_000_000;
 
-/// Attention patterns of all heads, of the heads in some layers, or of selected heads.
+/// Attention patterns of all heads, of the heads in selected layers, or of selected heads.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -32,7 +32,7 @@ const MOST_VALUES: usize = 160_000_000;
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Attention {
-    /// The text.
+    /// Text to analyze.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
     /// Only these layers: 3, 0-5 or 0,4,8-11
@@ -44,7 +44,7 @@ pub struct Attention {
 }
 
 impl Look for Attention {
-    /// Tokens and heads.
+    /// Tokens of the text, and the selected heads.
     type Checked = (Vec<u32>, Vec<Head>);
 
     fn check(&self, reader: &Reader) -> Result<Self::Checked> {
@@ -82,7 +82,7 @@ impl Look for Attention {
 }
 
 impl Attention {
-    /// Creates the report on these heads from a record of [`Patterns::sites`], which it consumes.
+    /// Creates a report on these heads, and consumes a record of [`Patterns::sites`].
     ///
     /// `model` is the model's display name.
     ///

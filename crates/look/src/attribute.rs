@@ -13,7 +13,7 @@ use crate::named::choice;
 use crate::named::choices;
 use crate::{Analysis, CheckedMetric, Look, LookSubject, MetricOptions, Numbers, Parts, Reader, Text};
 
-/// Contribution of each part of the residual stream to a logit, or to the difference of two.
+/// Contribution of each part of the residual stream to a logit or a logit difference.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -32,14 +32,14 @@ use crate::{Analysis, CheckedMetric, Look, LookSubject, MetricOptions, Numbers, 
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Attribute {
-    /// The text.
+    /// Text to analyze.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The prediction.
+    /// Prediction to measure.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// The parts
+    /// Parts to attribute the prediction to
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "UNIT", default_value = "component", value_parser = choices::<Parts>()))]
     pub unit: Parts,

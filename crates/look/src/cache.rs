@@ -51,10 +51,10 @@ const SCHEMA: &str = "gpt2.cache/1";
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Activations {
-    /// The text.
+    /// Text to analyze.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// Hook points to record, which only a model can resolve.
+    /// Hook points to record. Resolving their names requires a model.
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub sites: Vec<Site>,
@@ -113,7 +113,7 @@ pub enum CacheFormat {
 }
 
 impl CacheFormat {
-    /// Returns the format that a file name's extension selects.
+    /// Returns the format selected by a file name's extension.
     ///
     /// # Errors
     /// If the extension selects neither; the message names the option `out`.
@@ -245,7 +245,7 @@ impl Activations {
         Ok(())
     }
 
-    /// Metadata of a file.
+    /// Metadata to store with the activations.
     fn metadata(
         &self,
         checked: &CheckedActivations,
@@ -279,7 +279,7 @@ impl Cached {
     /// Writes a new file atomically and returns its size in bytes.
     ///
     /// # Errors
-    /// If the path exists already, a tensor cannot be read or the file cannot be written.
+    /// If the path already exists, a tensor cannot be read or the file cannot be written.
     pub fn write(&self, path: &Path, format: CacheFormat) -> Result<u64> {
         create_file(path, |partial| {
             match format {

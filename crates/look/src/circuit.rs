@@ -1,4 +1,4 @@
-//! Circuit of a task: the edges of a model that carry its behavior on pairs of prompts.
+//! Circuit of a task: the edges that carry a model's behavior on prompt pairs.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -22,10 +22,10 @@ use crate::{Analysis, CircuitMethod, Look, LookSubject, PairData, Reader};
 
 /// Maximum number of steps of integrated gradients.
 const MOST_STEPS: usize = 1000;
-/// Number of edges that a table names.
+/// Number of edges listed in a table.
 const NAMED_EDGES: usize = 10;
 
-/// Size of a circuit, as a number or a fraction of all edges.
+/// Circuit size, as a number of edges or a fraction of all edges.
 ///
 /// ```
 /// use candle_gpt2_look::EdgeAmount;
@@ -88,7 +88,7 @@ impl Display for EdgeAmount {
 }
 
 impl EdgeAmount {
-    /// Returns the number of edges for a total of `edges`, rounded down.
+    /// Returns the circuit size as a number of edges, out of `edges`, rounded down.
     #[expect(clippy::cast_possible_truncation, reason = "a fraction of a count fits into usize")]
     #[expect(clippy::cast_sign_loss, reason = "fractions are positive")]
     pub fn of(self, edges: usize) -> usize {
@@ -138,11 +138,11 @@ pub struct CircuitSearch {
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METRIC", default_value = "logit-diff", value_parser = choices::<CircuitMetric>()))]
     pub metric: CircuitMetric,
-    /// Circuit size: a number of edges, or a share such as 5%
+    /// Circuit size: a number of edges, or a percentage such as 5%
     /// [default: 5%; with --method acdc, --threshold decides]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub edges: Option<EdgeAmount>,
-    /// Edge selection method, by the scores
+    /// Method of selecting edges by their scores
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "HOW", default_value = "greedy", value_parser = choices::<Selection>()))]
     pub select: Selection,
@@ -179,7 +179,7 @@ impl CircuitSearch {
     }
 }
 
-/// Validated pairs.
+/// Validated prompt pairs.
 ///
 /// Returned by [`CircuitSearch`]'s `check`.
 #[derive(Debug)]
@@ -309,7 +309,7 @@ impl CircuitSearch {
         }
     }
 
-    /// Circuit in the format of the Mechanistic Interpretability Benchmark, and the curve.
+    /// Circuit in the Mechanistic Interpretability Benchmark's format, with its faithfulness curve.
     fn details(
         &self,
         subject: &LookSubject,

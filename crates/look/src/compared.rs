@@ -28,7 +28,7 @@ pub struct ComparedTexts {
     pub corrupt: Text,
 }
 
-/// Both texts as token ids, and the prediction.
+/// Token ids of both texts, and the prediction to measure.
 #[derive(Debug)]
 pub(crate) struct CheckedTexts {
     pub(crate) clean: Vec<u32>,
@@ -36,7 +36,7 @@ pub(crate) struct CheckedTexts {
     prediction: Prediction,
 }
 
-/// Both runs, and a report that begins with their metrics.
+/// Clean and corrupted runs, and a report that starts with their metrics.
 pub(crate) struct Compared<'a> {
     pub(crate) patching: Patching<'a>,
     pub(crate) report: Report,

@@ -62,7 +62,7 @@ pub fn read_dictionary(
     Ok(dictionary)
 }
 
-/// A dictionary with its tensors and configuration under SAELens' names, as in files.
+/// A dictionary with its tensors and configuration, named as in SAELens files.
 ///
 /// ```
 /// use std::collections::BTreeMap;

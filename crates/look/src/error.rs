@@ -1,4 +1,4 @@
-//! Errors of analyses.
+//! Analysis errors.
 //!
 //! Each message states the problem and what to do about it. Errors of lower-level crates pass through
 //! unchanged.
@@ -62,7 +62,7 @@ pub enum LookError {
     In {
         /// File or option.
         origin: String,
-        /// The error.
+        /// Underlying error.
         #[source]
         error: Box<Self>,
     },

@@ -27,14 +27,14 @@ const MOST_BYTES: u64 = 1 << 30;
 const BATCH_TOKENS: usize = 2048;
 /// Number of tokens listed as most promoted and as most suppressed by a feature.
 pub(crate) const LOGITS: usize = 10;
-/// Number of tokens shown in a table on each side of the strongest one.
+/// Number of tokens shown in a table on each side of the strongest token.
 const SHOWN: usize = 6;
 /// Token dimension of activations, `(1, T, …)`.
 const TOKEN_DIM: usize = 1;
-/// Names of the quarters of a feature's texts, by activation.
+/// Names of the activation quarters that group a feature's texts.
 const QUARTERS: [&str; 4] = ["Strongest quarter", "Second quarter", "Third quarter", "Weakest quarter"];
 
-/// Features of a dictionary that are most active in a text, or examples of each from a file.
+/// The dictionary features most active in a text, or examples of each feature from a file.
 ///
 /// Examples of a feature are its strongest texts and a sample from each quarter of the texts in which it is
 /// active. They come with the logits that the feature raises and lowers, and a histogram of its activations.
@@ -65,10 +65,10 @@ pub struct Features {
     #[serde(default = "usual_sae")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH", default_value = BUILT_IN))]
     pub sae: PathBuf,
-    /// Hook point that it was trained on, if its file names none
+    /// Hook point that the dictionary was trained on, if its files do not specify one
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub site: Option<String>,
-    /// Number of features to show: those that are most active anywhere in the text
+    /// Number of features to show, selected by their peak activation in the text
     #[serde(default = "usual_top")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_top()))]
     pub top: usize,
@@ -77,12 +77,12 @@ pub struct Features {
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub prompts_file: Option<PathBuf>,
-    /// Only these features: 3, 0-5 or 0,4,8-11 [default: with a text the --top most active in it, else all]
+    /// Only these features: 3, 0-5 or 0,4,8-11 [default: the --top strongest in the text, or all]
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURES"))]
     pub features: Option<Ranges>,
-    /// Number of top-activating texts per feature, and of texts from each quarter of those
-    /// in which it is active
+    /// Number of top-activating texts per feature, and of texts sampled from each quarter of its
+    /// active texts
     #[serde(default = "usual_examples")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_examples()))]
     pub examples: usize,
@@ -127,7 +127,7 @@ impl Features {
 
 /// Writes each feature to a file `NUMBER.json`, as circuit-tracer's frontend fetches it.
 ///
-/// The number is the one that nodes of an attribution graph have for the feature.
+/// Nodes of an attribution graph use the same number for the feature.
 fn write_features(folder: &Path, layer: Option<usize>, features: &[FeatureCard]) -> Result<()> {
     Ok(create_folder(folder, |partial| {
         for feature in features {
@@ -145,7 +145,7 @@ fn write_features(folder: &Path, layer: Option<usize>, features: &[FeatureCard])
 pub struct CheckedFeatures {
     ids: Option<Vec<u32>>,
     dictionary: Dictionary,
-    /// Features selected by number.
+    /// Selected feature indices.
     features: Option<Vec<usize>>,
     texts: Option<TextFile>,
 }
@@ -302,7 +302,7 @@ impl Features {
         Ok((report, order, json!({ "site": site.to_string(), "explained": values })))
     }
 
-    /// Collects examples in batches, so that few texts are in memory as tokens.
+    /// Collects examples in batches, so that only a few tokenized texts are in memory.
     fn collect_examples(
         &self,
         texts: &TextFile,

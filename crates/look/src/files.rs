@@ -1,4 +1,4 @@
-//! Text files and configurations that options name.
+//! Reads text files and configurations named by options.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -20,7 +20,7 @@ pub(crate) fn read_config(path: &Path) -> Result<String> {
     read_bounded_text(path, MAX_CONFIG_BYTES).map_err(|error| unreadable(path, error))
 }
 
-/// Reads a text file, which may be a FIFO because an option names it.
+/// Reads a text file named by an option; FIFOs are allowed.
 fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let bytes = File::open(path).and_then(|file| read_to_limit(file, MAX_TEXT_BYTES));
     bytes.map_err(|error| unreadable(path, error))
@@ -30,7 +30,7 @@ fn unreadable(path: &Path, error: Error) -> LookError {
     LookError::Read { path: path.to_owned(), error }
 }
 
-/// Reads a UTF-8 text file, which may be a FIFO because an option names it.
+/// Reads a UTF-8 text file named by an option; FIFOs are allowed.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
     let not_text = |_| Error::new(ErrorKind::InvalidData, "expected UTF-8 text");
     String::from_utf8(read_bytes(path)?).map_err(not_text).map_err(|error| unreadable(path, error))
@@ -57,7 +57,7 @@ impl TextFile {
         self.rows.len()
     }
 
-    /// Whether a line has only white space.
+    /// Whether a line contains only whitespace.
     pub(crate) fn is_blank(&self, index: usize) -> bool {
         self.rows.is_blank(index)
     }

@@ -26,12 +26,12 @@ use crate::{CheckedMetric, LookSubject, MetricOptions, Reader, Text};
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PredictionGradients {
-    /// The text.
+    /// Text to analyze.
     pub text: Text,
-    /// The prediction; the default answer is the most probable token of the unedited run.
+    /// Prediction to measure; the default answer is the most probable token of the unedited run.
     #[serde(flatten)]
     pub metric: MetricOptions,
-    /// Omits the reconstruction errors of dictionaries, which are otherwise added back.
+    /// Whether to omit the dictionaries' reconstruction errors instead of adding them back.
     #[serde(skip)]
     pub without_error: bool,
 }

@@ -27,9 +27,9 @@ use crate::graph_features::{Meanings, command};
 use crate::metric::logits_and_mean;
 use crate::{Analysis, Look, LookSubject, Reader, Text, read_transcoders};
 
-/// Fraction of the positions above which circuit-tracer's frontend hides an active feature.
+/// Fraction of positions; circuit-tracer's frontend hides features that are active at more.
 const COMMON: f64 = 2.0 / 3.0;
-/// Number of neurons in each MLP that serve as a token's features if there are no transcoders.
+/// Number of neurons per MLP and token that serve as features if there are no transcoders.
 const NEURONS: usize = 32;
 
 /// Attribution graph of a prediction: the features that carry it, and their direct effects.
@@ -52,30 +52,30 @@ const NEURONS: usize = 32;
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Graph {
-    /// The text.
+    /// Text to analyze.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
     /// Transcoders of every layer: a folder of circuit-tracer (config.yaml), or with a SAELens folder
     /// (cfg.json) for each layer; built-in: those of the built-in model [default: the neurons of the MLPs]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub transcoders: Option<PathBuf>,
-    /// Compute the edges of up to N features, those with the most influence on the prediction
+    /// Compute the edges of the N features with the most influence on the prediction
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().max_feature_nodes))]
     pub max_feature_nodes: usize,
     /// Memory limit of the graph, in MiB
     #[cfg_attr(feature = "clap", arg(long, value_name = "MIB", default_value_t = Graph::default().max_memory))]
     pub max_memory: u64,
-    /// Keep the most influential nodes that together have this share of all influence
+    /// Keep the most influential nodes that together account for this share of all influence
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = Graph::default().node_threshold))]
     pub node_threshold: f64,
-    /// Keep the most influential edges that together have this share of all influence
+    /// Keep the most influential edges that together account for this share of all influence
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = Graph::default().edge_threshold))]
     pub edge_threshold: f64,
     /// Set a feature, active or not, to a value, such as 3_1201_4=0 (layer, feature, position),
     /// and compare the predicted effect with the actual one (repeatable)
     #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURE=VALUE"))]
     pub set: Vec<FeatureSetting>,
-    /// Number of nodes that the table lists; of the features among them the effect of zeroing each is
+    /// Number of nodes listed in the table; the effect of zeroing each listed feature is also
     /// computed
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().top))]
     pub top: usize,
@@ -83,8 +83,8 @@ pub struct Graph {
     /// JSON objects with `text` or `ids` [default: the text itself]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub prompts_file: Option<PathBuf>,
-    /// Number of top-activating texts per feature, and of texts from each quarter of those
-    /// in which it is active
+    /// Number of top-activating texts per feature, and of texts sampled from each quarter of its
+    /// active texts
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().examples))]
     pub examples: usize,
 }
@@ -178,7 +178,7 @@ impl Display for FeatureSetting {
 #[derive(Debug)]
 pub struct CheckedGraph {
     ids: Vec<u32>,
-    /// `None` to use neurons.
+    /// Transcoders; `None` uses neurons as features.
     transcoders: Option<Transcoders>,
     texts: Option<TextFile>,
 }
@@ -354,7 +354,7 @@ impl Graph {
         report.scale = Scale::Amount;
     }
 
-    /// Nodes of the table, most influential first.
+    /// Nodes to list in the table, most influential first.
     fn listed(&self, named_graph: &NamedGraph) -> Vec<usize> {
         let influence = named_graph.graph.influence();
         let mut order: Vec<usize> = named_graph.kept().collect();
@@ -478,7 +478,7 @@ struct FeatureFacts<'a> {
     meanings: Option<Meanings>,
     /// Effects of zeroing the listed features, from [`Graph::zeroed`].
     zeroed: BTreeMap<usize, [f64; 2]>,
-    /// Folder of the trained transcoders, and their input.
+    /// Folder and input type of the trained transcoders.
     transcoders: Option<(&'a PathBuf, TranscoderInput)>,
 }
 
@@ -534,7 +534,7 @@ impl NamedGraph<'_> {
         self.facts.meanings.as_ref()?.name(self.feature(node)?, self.reader)
     }
 
-    /// Command that shows more of a feature.
+    /// Command that shows more about a feature.
     fn command(&self, node: usize) -> Option<String> {
         let ((folder, input), (layer, feature)) = self.facts.transcoders.zip(self.feature(node))?;
         command(folder.to_str()?, layer, feature, input.hook())
@@ -689,7 +689,7 @@ impl NamedGraph<'_> {
         format!("{} {sum:.4} = {}", self.logit_name(token), shown.join(" + "))
     }
 
-    /// Number of kept nodes whose feature is active at the majority of positions.
+    /// Number of kept nodes whose feature is active at more than [`COMMON`] of the positions.
     fn common(&self) -> usize {
         let place = |node: &GraphNode| match node {
             GraphNode::Feature { layer, feature, .. } => Some((*layer, *feature)),

@@ -1,4 +1,4 @@
-//! Meanings of an attribution graph's features: the tokens that each promotes, and example texts.
+//! Meanings of an attribution graph's features: promoted tokens and example texts.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) struct Meanings {
 }
 
 impl Meanings {
-    /// Computes the meanings of features, which are grouped by layer.
+    /// Computes the meanings of features grouped by layer.
     ///
     /// Examples come from a file, or otherwise from the text of the graph.
     pub(crate) fn new(

@@ -31,17 +31,17 @@ use crate::{LookSubject, Reader, Text};
 /// ```
 #[derive(Debug, Clone)]
 pub struct OneHead {
-    /// The text.
+    /// Text to analyze.
     pub text: Text,
     /// Head (`layer`, `head`).
     pub head: Head,
-    /// Query token (`query`), counted from 0, or from −1 at the end.
+    /// Query token (`query`): an index from 0, or a negative index from the end.
     pub query: i64,
-    /// Key token (`key`), from which the value is also taken: the query token or an earlier one.
+    /// Key token (`key`), which also supplies the value; not after the query token.
     pub key: i64,
 }
 
-/// A head and a pair of tokens that were validated.
+/// A validated head and token pair.
 ///
 /// Returned by [`OneHead::check`].
 #[derive(Debug, Clone)]
@@ -71,7 +71,7 @@ pub struct HeadSteps {
     pub key: usize,
     /// Head size `D`.
     pub head_dim: usize,
-    /// Factor of the scores: `1/√D`, or as configured.
+    /// Scale factor of the scores: `1/√D`, or as configured.
     pub scale: f64,
     /// Query vector of the query token, `(D)`.
     pub q: Vec<f32>,

@@ -41,13 +41,13 @@ const MOST_TOKENS: usize = 1000;
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Lens {
-    /// The text.
+    /// Text to analyze.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
     /// Number of most probable tokens to list for each cell in the JSON
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Lens::default().top))]
     pub top: usize,
-    /// Token whose rank and probability to report as well; may be given several times
+    /// Also report the rank and probability of this token (repeatable)
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub watch: Vec<TokenChoice>,
     /// Value to show in each cell; rank and watched-probability refer to the first --watch
@@ -140,7 +140,7 @@ impl Look for Lens {
 }
 
 impl Lens {
-    /// Creates the report on the cells of all layers, layer by layer and then token by token.
+    /// Creates a report on the cells of all layers, ordered by layer and then by token.
     ///
     /// `model` is the model's display name.
     pub fn report(

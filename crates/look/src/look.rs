@@ -1,4 +1,4 @@
-//! Trait of all analyses: options are validated without the weights, and the result is a report.
+//! Trait for all analyses: options are validated without the weights, and the result is a report.
 
 use std::sync::Arc;
 
@@ -77,12 +77,12 @@ pub struct LookSubject<'a> {
 }
 
 impl<'a> LookSubject<'a> {
-    /// Creates a subject from a model, its display name and the reader of its texts.
+    /// Creates a subject from a model, its display name and a reader for texts.
     pub fn new(loaded: &'a LoadedModel, name: String, reader: &'a Reader) -> Self {
         Self { loaded, name, reader }
     }
 
-    /// Reader of the texts.
+    /// Reader that encodes and validates texts.
     pub fn reader(&self) -> &Reader {
         self.reader
     }
@@ -108,7 +108,7 @@ impl<'a> LookSubject<'a> {
         self.loaded.vocabulary()
     }
 
-    /// Prepares a run on tokens, after checking that the logits of the last token are finite.
+    /// Prepares a run on tokens, and checks that the last token's logits are finite.
     ///
     /// Every view would misrepresent a model with non-finite logits.
     pub(crate) fn run<'b>(&'b self, ids: &'b [u32]) -> Result<Run<'b>> {

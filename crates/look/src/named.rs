@@ -37,7 +37,7 @@ pub trait Named: Copy + PartialEq + Send + Sync + Sized + 'static {
 pub struct Name<T> {
     /// Name as users write it, such as `head-and-position`.
     pub name: &'static str,
-    /// Value.
+    /// Enum value.
     pub value: T,
     /// One-line description.
     pub meaning: &'static str,
@@ -77,7 +77,7 @@ pub(crate) fn some_choice<'de, D: Deserializer<'de>, T: Named>(
     name.map(|name| of_name(&name).map_err(D::Error::custom)).transpose()
 }
 
-/// Creates a command-line parser for a choice, whose help lists the values.
+/// Creates a command-line parser for a choice, with the values listed in the help.
 #[cfg(feature = "clap")]
 pub(crate) fn choices<T: Named>() -> impl TypedValueParser<Value = T> {
     let names = T::NAMES.iter().map(|known| PossibleValue::new(known.name).help(known.meaning));
@@ -93,7 +93,7 @@ const fn name<T>(name: &'static str, value: T, meaning: &'static str) -> Name<T>
 /// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Numbers {
-    /// Values of the checkpoint as it is.
+    /// Values of the unmodified checkpoint.
     #[default]
     Raw,
     /// Values of TransformerLens' compatibility mode.
@@ -117,9 +117,9 @@ pub enum Parts {
     Component,
     /// Residual stream at each layer.
     Layer,
-    /// Each head, and everything else.
+    /// Each head, plus a remainder for everything else.
     Head,
-    /// Each neuron, and everything else.
+    /// Each neuron, plus a remainder for everything else.
     Neuron,
 }
 
@@ -132,7 +132,7 @@ impl Named for Parts {
     ];
 }
 
-/// Attribution method for the weights of tokens.
+/// Method of computing token saliency.
 ///
 /// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -142,7 +142,7 @@ pub enum Method {
     Integrated,
     /// Gradient times the embedding.
     InputTimesGradient,
-    /// Gradient.
+    /// Plain gradient.
     Gradient,
 }
 
@@ -164,11 +164,11 @@ pub enum CircuitMethod {
     /// Mean gradient between the corrupted and the clean input (EAP-IG).
     #[default]
     EapIg,
-    /// Mean of the gradients of both runs.
+    /// Mean of the clean and the corrupted run's gradients.
     CleanCorrupted,
-    /// Gradient of the clean run, separately for the positions or spans of an edge's ends.
+    /// Gradient of the clean run, separately for each position or span at an edge's ends.
     PositionAware,
-    /// One run without each edge.
+    /// One run per edge, without that edge.
     Acdc,
 }
 
@@ -201,7 +201,7 @@ impl Named for CircuitMethod {
 pub enum DataTask {
     /// Indirect object identification.
     Ioi,
-    /// Numbers or years that may follow another.
+    /// Numbers or years that are greater than another.
     GreaterThan,
     /// Choice between "he" and "she".
     Gender,

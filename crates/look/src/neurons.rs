@@ -37,7 +37,7 @@ const CONTEXT: usize = 8;
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Neurons {
-    /// The text.
+    /// Text to analyze.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
     /// The neuron: LAYER.NEURON

@@ -13,7 +13,7 @@ const TOKEN_DIM: usize = 1;
 /// Number of tokens by which a [`PrefixCache`]'s capacity grows.
 const CAPACITY_STEP: usize = 128;
 
-/// Tokens that may follow a token.
+/// Candidates for the next token.
 ///
 /// ```
 /// use candle_gpt2_generation::{GenerationConfig, History};
@@ -39,7 +39,7 @@ pub struct NextTokens {
     pub kept: usize,
 }
 
-/// A token that may follow.
+/// A candidate for the next token.
 ///
 /// Part of [`NextTokens`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -52,12 +52,12 @@ pub struct NextToken {
     pub logit: f32,
     /// Natural logarithm of the model's probability, before any settings.
     pub logprob: f64,
-    /// Probability under the settings: 0 if excluded, and 1 if there is no other choice.
+    /// Probability under the settings: 0 if excluded, 1 if it is the only candidate.
     pub probability: f64,
 }
 
 impl NextTokens {
-    /// Computes the next tokens from the logits `(V)` after the last token of a history.
+    /// Computes the candidates from the logits `(V)` after the last token of a history.
     ///
     /// The settings are the configuration and additional logits processors in `others`. The result lists
     /// `top` tokens, with their texts from `text_of`.
@@ -147,7 +147,7 @@ impl PrefixCache {
 }
 
 impl CachedText {
-    /// Runs the model on the tokens after the prefix that a text shares with the previous one.
+    /// Runs the model on a text, except for the prefix shared with the previous text.
     ///
     /// The shared prefix must be shorter than the text.
     fn read(model: &Gpt2LMHeadModel, ids: &[u32], before: Option<Self>) -> candle_core::Result<Self> {

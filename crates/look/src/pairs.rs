@@ -1,4 +1,4 @@
-//! Pairs of prompts, the data of a task.
+//! Prompt pairs that define a task.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +13,9 @@ use crate::error::{Result, invalid_option};
 use crate::files::read_text;
 use crate::{ComparedTexts, LookError, Reader, TokenChoice};
 
-/// A pair of prompts, with the same fields as activation patching has for one pair.
+/// A pair of prompts, with the same fields as activation patching.
 ///
-/// Several correct or incorrect tokens form a list.
+/// If several tokens are correct or incorrect, they form a list.
 ///
 /// ```
 /// use candle_gpt2_look::{ComparedTexts, Text, TextPair};
@@ -42,7 +42,7 @@ pub struct TextPair {
     pub spans: BTreeMap<String, Vec<usize>>,
 }
 
-/// JSON form of a pair, which rejects unknown fields.
+/// JSON form of a pair; rejects unknown fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct JsonPair {
@@ -89,7 +89,7 @@ pub(crate) struct ReadPairs {
     pub(crate) spans: Vec<String>,
 }
 
-/// Span of the tokens that no named span contains.
+/// Name of the span that holds all tokens outside the named spans.
 const OTHER: &str = "other";
 
 /// Expected form of a pair, for error messages.

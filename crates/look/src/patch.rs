@@ -81,7 +81,7 @@ impl Patched {
     }
 }
 
-/// Activation patching: the corrupted text, with one part at a time taken from the clean run.
+/// Activation patching: runs the corrupted text with one part at a time taken from the clean run.
 ///
 /// Values are fractions of the distance from the corrupted text's metric (0) to the clean text's (1).
 ///
@@ -110,7 +110,7 @@ pub struct Patch {
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub texts: ComparedTexts,
-    /// The prediction.
+    /// Prediction to measure.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
@@ -149,7 +149,7 @@ pub struct Estimate {
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub texts: ComparedTexts,
-    /// The prediction.
+    /// Prediction to measure.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,

@@ -10,7 +10,7 @@ use crate::compared::{CheckedTexts, Compared, ComparedTexts};
 use crate::error::{Result, invalid_option};
 use crate::{Analysis, Heads, Look, LookSubject, MetricOptions, Reader};
 
-/// Path patching: a run of the clean text with one path taken from the corrupted text.
+/// Path patching: runs the clean text with one path taken from the corrupted text.
 ///
 /// The path leads from the output of a head to the receiver.
 ///
@@ -39,11 +39,11 @@ pub struct PathPatching {
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub texts: ComparedTexts,
-    /// The prediction.
+    /// Prediction to measure.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// The heads whose output is taken from the corrupted text, together: LAYER.HEAD, separated by commas
+    /// Heads whose outputs are together taken from the corrupted text: LAYER.HEAD, separated by commas
     #[cfg_attr(feature = "clap", arg(long, value_name = "HEADS"))]
     pub from: Option<Heads>,
     /// End of the path: `final` (the last residual stream), or queries, keys or values of a head,
@@ -65,12 +65,12 @@ pub struct CheckedPath {
     texts: CheckedTexts,
     senders: Option<Heads>,
     receiver: Receiver,
-    /// Layer before which all senders must be.
+    /// Exclusive upper bound on the senders' layers.
     end: usize,
 }
 
 impl PathPatching {
-    /// Parses the receiver, and returns the layer before which all senders must be.
+    /// Parses the receiver, and returns it with an exclusive upper bound on the senders' layers.
     fn receiver(&self, reader: &Reader) -> Result<(Receiver, usize)> {
         let text = &self.to;
         if text == "final" {

@@ -59,7 +59,7 @@ pub enum TokenChoice {
     Id(u32),
 }
 
-/// JSON form of a token: a value, or a list of one value as in files of prompt pairs.
+/// JSON form of a token: a value, or a one-element list as in files of prompt pairs.
 #[derive(Deserialize)]
 #[serde(
     untagged,
@@ -91,7 +91,7 @@ impl From<&str> for TokenChoice {
     }
 }
 
-/// A list of heads, in the order in which they were named.
+/// A list of heads, in the order specified by the user.
 ///
 /// ```
 /// use candle_gpt2_look::Heads;
@@ -349,7 +349,7 @@ impl Reader {
         String::from_utf8_lossy(&self.vocabulary.token_bytes(id)).into_owned()
     }
 
-    /// Creates a report on these tokens without values.
+    /// Creates a report without values on these tokens.
     ///
     /// `model` is the model's display name.
     pub(crate) fn report(&self, what: &str, title: String, model: &str, ids: &[u32]) -> Report {

@@ -34,10 +34,10 @@ const MOST_STEPS: usize = 1000;
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Saliency {
-    /// The text.
+    /// Text to analyze.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The prediction.
+    /// Prediction to measure.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,

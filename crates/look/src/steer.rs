@@ -31,7 +31,7 @@ pub struct Steer {
     pub towards: SteeringSource,
     /// Layer before which the vector is added (`layer`).
     pub layer: usize,
-    /// Factor of the vector (`scale`).
+    /// Scale factor of the vector (`scale`).
     pub scale: f64,
     /// Whether the vector's mean is added at every position, including new tokens (`everywhere`).
     pub everywhere: bool,
@@ -42,7 +42,7 @@ pub struct Steer {
 /// A field of [`Steer`].
 #[derive(Debug, Clone)]
 pub enum SteeringSource {
-    /// Difference of two texts' residual streams at the first positions.
+    /// Difference between two texts' residual streams at the first positions.
     ///
     /// The shorter text is padded with spaces.
     Texts {
@@ -135,7 +135,7 @@ impl Steer {
 }
 
 impl CheckedSteer {
-    /// Creates the observer that adds the direction in a model's passes.
+    /// Creates the observer that adds the direction during forward passes.
     ///
     /// # Errors
     /// If the direction does not fit the model, or the model fails.

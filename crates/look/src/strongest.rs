@@ -11,7 +11,7 @@ use crate::Reader;
 use crate::error::Result;
 use crate::features::LOGITS;
 
-/// Lists the `top` strongest features of some layers at each token.
+/// Lists the `top` strongest features of the given layers at each token.
 ///
 /// The report has a row for each layer and rank, with the strongest features in a layer's last row. The text
 /// of a cell is the feature's number and the token that it makes most probable. A cell without an active

@@ -123,7 +123,7 @@ const NUMBERS: &[&str] = &[
     "nineteen",
     "twenty",
 ];
-/// Professions with a female stereotype; [`HIS`] has those with a male one.
+/// Professions stereotyped as female; [`HIS`] lists those stereotyped as male.
 const HERS: &[&str] = &[
     "nurse",
     "teacher",
@@ -159,7 +159,7 @@ const HIS: &[&str] = &[
     "judge",
 ];
 
-/// Frames in which one of two people gives the other something; `A` is the giver.
+/// Sentence frames in which one of two people gives the other something; `A` is the giver.
 ///
 /// `X` and `Y` are the two people in either order.
 const GIVING: &[&str] = &[
@@ -196,7 +196,7 @@ const OF_NAMES: &[&str] = &[
     "When {A} looked at the {O},",
 ];
 
-/// Minimum number of usable words of a kind.
+/// Minimum number of usable words per category.
 const FEWEST: usize = 3;
 /// Maximum number of pairs.
 const MOST_PAIRS: usize = 1_000_000;
@@ -243,7 +243,7 @@ struct PairGenerator<'a> {
     random: RandomStream,
 }
 
-/// A pair of prompts under construction: a frame with shared words and with differing words.
+/// A prompt pair under construction: a sentence frame with its shared and differing words.
 struct Draft<'a> {
     frame: &'a str,
     shared: Vec<(&'a str, String)>,
@@ -290,7 +290,7 @@ impl PairGenerator<'_> {
         &from[usize::try_from(place).unwrap_or_default()]
     }
 
-    /// Returns the words that are one token with a leading space.
+    /// Returns the words that encode as a single token with a leading space.
     fn known(&self, words: &[&'static str]) -> Result<Vec<&'static str>> {
         let mut known = Vec::new();
         for word in words {
@@ -301,7 +301,7 @@ impl PairGenerator<'_> {
         Ok(known)
     }
 
-    /// Returns the words that are one token, and fails if there are fewer than [`FEWEST`].
+    /// Returns the words that encode as a single token; fails if there are fewer than [`FEWEST`].
     fn required(&self, what: &str, words: &[&'static str]) -> Result<Vec<&'static str>> {
         let known = self.known(words)?;
         match known.len() < FEWEST {
@@ -426,7 +426,7 @@ impl PairGenerator<'_> {
             .collect()
     }
 
-    /// Centuries, each with the years that are two tokens: the century and two digits.
+    /// Centuries, each with its years that encode as two tokens: the century and two digits.
     ///
     /// Centuries without the year 01, or with fewer than 20 such years, are left out.
     fn centuries(&self) -> Result<Vec<(u32, Vec<u32>)>> {

@@ -15,7 +15,7 @@ use crate::{FeatureCard, PictureError, Report, Token, Width};
 const MAX_POINTS: usize = 3000;
 /// Maximum number of edges in a picture; the strongest are drawn.
 const MAX_LINES: usize = 400;
-/// Distance between two points of a cell.
+/// Distance between two points in a cell.
 const STEP: f64 = 9.0;
 const RADIUS: f64 = 3.2;
 /// Width reserved for the names of rows.
@@ -57,7 +57,7 @@ pub struct AttributionGraph {
 pub struct GraphPoint {
     /// Identifier in files and options.
     pub id: String,
-    /// Description in words.
+    /// Human-readable description.
     pub name: String,
     /// Kind of node.
     pub kind: PointKind,
@@ -67,7 +67,7 @@ pub struct GraphPoint {
     pub column: usize,
     /// Influence on the prediction.
     pub influence: f64,
-    /// Combined fraction of the influence of all nodes with at least this influence.
+    /// Cumulative influence fraction of this node and all more influential ones.
     pub share: f64,
     /// Activation of a feature.
     pub activation: Option<f64>,
@@ -77,7 +77,7 @@ pub struct GraphPoint {
     /// Tokens that a feature makes more probable, and texts in which it is active.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<FeatureCard>,
-    /// Command that shows more of a feature.
+    /// Command that shows more about a feature.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
@@ -139,7 +139,7 @@ pub fn graph_page(report: &Report, graph: &AttributionGraph) -> String {
     )
 }
 
-/// Serializes a graph as the JSON that `drawGraph` of the module `parts/graph.js` draws.
+/// Serializes a graph as the JSON that `drawGraph` in `parts/graph.js` expects.
 ///
 /// The keys are `title`, `model`, `tokens`, `bos` and `notes` of the report, and `rows`, `points` and
 /// `lines`.
@@ -163,7 +163,7 @@ pub fn graph_svg(report: &Report, graph: &AttributionGraph, width: Width) -> Res
         return Err(PictureError::Nothing);
     }
     if points > MAX_POINTS {
-        let axes = "the nodes (a lower node threshold)".into();
+        let axes = "node (lower the node threshold)".into();
         return Err(PictureError::TooManyCells { cells: points, limit: MAX_POINTS, axes });
     }
     let columns =

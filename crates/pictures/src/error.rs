@@ -32,8 +32,11 @@ pub enum PictureError {
     /// The report has no values.
     #[error("nothing to draw: the report has no values")]
     Nothing,
-    /// The leading axes make more panels than a picture can hold.
-    #[error("{panels} panels are too many for one picture (at most {limit}): choose fewer of {axes}")]
+    /// The leading axes require more panels than a picture can hold.
+    #[error(
+        "{panels} panels are too many for one picture (at most {limit}); \
+         select fewer entries on these axes: {axes}"
+    )]
     TooManyPanels {
         /// Number of panels.
         panels: usize,
@@ -44,7 +47,8 @@ pub enum PictureError {
     },
     /// The picture would have more cells than allowed.
     #[error(
-        "{cells} cells are too many for one picture (at most {limit}): choose fewer of {axes}, or a shorter text"
+        "{cells} cells are too many for one picture (at most {limit}); \
+         shorten the text, or select fewer entries on these axes: {axes}"
     )]
     TooManyCells {
         /// Number of cells.

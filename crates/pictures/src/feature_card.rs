@@ -87,7 +87,7 @@ pub struct FeatureText {
     pub tokens_acts_list: Vec<f32>,
     /// Index of the token for which the excerpt was chosen.
     pub train_token_ind: usize,
-    /// Whether an earlier group has the same text.
+    /// Whether an earlier group contains the same text.
     pub is_repeated_datapoint: bool,
 }
 

@@ -12,21 +12,21 @@ use serde::Serialize;
 
 use crate::{Report, Scale};
 
-/// Maximum number of tokens for the most precise form, for any number of heads.
+/// Maximum number of tokens for the most precise form, regardless of the number of heads.
 const MAX_FINE_TOKENS: usize = 128;
-/// Maximum number of tokens for keeping all values, for any number of heads.
+/// Maximum number of tokens for keeping all values, regardless of the number of heads.
 const MAX_WHOLE_TOKENS: usize = 256;
-/// Maximum size in bytes for the same forms in longer texts with few selected heads.
+/// Size limit in bytes for using these forms on longer texts, if few heads are selected.
 const MAX_BYTES: usize = 2_000_000;
-/// Number of sources kept for each token if not all are.
+/// Number of sources kept per token in the `strongest` form.
 const STRONGEST: usize = 8;
 
-/// Patterns of all heads of a report.
+/// Patterns of all heads in a report.
 #[derive(Serialize)]
 pub(crate) struct Pattern {
     form: Form,
     strongest: usize,
-    /// Precision of the form, for readers of the page.
+    /// Description of the form's precision, shown on the page.
     about: String,
     /// Packed pattern of each layer and head, heads fastest; `None` for heads without values.
     heads: Vec<Option<String>>,
@@ -75,7 +75,7 @@ pub(crate) fn pack(report: &Report) -> Option<Pattern> {
     Some(Pattern { form, strongest: STRONGEST, about, heads })
 }
 
-/// Whether a head has a fraction for every key up to the query, and nothing after it.
+/// Whether each query has fractions for all keys up to itself, and nothing for later keys.
 fn is_causal(head: &[Option<f32>], len: usize) -> bool {
     head.chunks(len).enumerate().all(|(query, row)| {
         row[..=query].iter().all(|value| value.is_some_and(|value| (0.0..=1.0).contains(&value)))

@@ -1,4 +1,4 @@
-//! Renders a report as one HTML file with data, style and script inline, which makes no requests.
+//! Renders a report as one HTML file with inline data, style and script that makes no requests.
 //!
 //! The data is in a script element of type `application/json`, in which only `<` is special to HTML. The
 //! script inserts every string as text. Styles, elements and scripts are in `candle-gpt2-web`.
@@ -97,7 +97,7 @@ pub(crate) fn fill_template(title: &str, elements: &str, style: &str, script: &s
         .collect()
 }
 
-/// Serializes a report as the JSON that `drawReport` of the module `parts/report.js` draws.
+/// Serializes a report as the JSON that `drawReport` in `parts/report.js` expects.
 ///
 /// Attention patterns are packed.
 ///

@@ -1,4 +1,4 @@
-//! Results of analyses: named axes, values and tokens, from which everything is drawn.
+//! Results of analyses: named axes, values and tokens, which all renderers take as input.
 
 use std::fmt::Write;
 
@@ -27,7 +27,7 @@ pub struct Report {
     pub schema: String,
     /// Title of the analysis, in one line.
     pub title: String,
-    /// Model name as the caller supplied it.
+    /// Model name, as supplied by the caller.
     pub model: String,
     /// Tokens of the text.
     pub tokens: Vec<Token>,
@@ -88,7 +88,7 @@ pub struct Token {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
-    /// Name of the counted things: `layer`, `head`, `query`, `key`, `token`.
+    /// Name of the dimension: `layer`, `head`, `query`, `key`, `token`.
     pub name: String,
     /// Label for each index along the axis.
     pub labels: Vec<String>,
@@ -128,7 +128,7 @@ pub struct Metric {
 pub enum Scale {
     /// White at 0, blue above and red below, with the same range on both sides.
     Signed,
-    /// From 0 to 1.
+    /// Fractions, from 0 to 1.
     Share,
     /// From 0 to the largest value: entropies, norms, divergences.
     Amount,
@@ -158,7 +158,7 @@ impl Report {
         }
     }
 
-    /// Creates a report with a value for each token, which pages and pictures show as colored text.
+    /// Creates a report with a value for each token, shown as colored text in pages and pictures.
     ///
     /// ```
     /// use candle_gpt2_pictures::{Report, Scale};
@@ -186,7 +186,7 @@ impl Report {
         Self { axes, values, scale: Scale::Share, ..self }
     }
 
-    /// Sets a value for each layer, given by its label, and each token of the text.
+    /// Sets a value for each combination of layer label and token of the text.
     ///
     /// `texts` are the most probable tokens, or empty.
     pub fn with_lens(
@@ -222,7 +222,7 @@ impl Report {
         Ok(())
     }
 
-    /// Value at an index of `values`, if it is present and finite.
+    /// Value at an index in `values`, if it is present and finite.
     pub(crate) fn at(&self, place: usize) -> Option<f32> {
         self.values.get(place).copied().flatten().filter(|value| value.is_finite())
     }
@@ -233,7 +233,7 @@ impl Report {
         names == ["layer", "head", "query", "key"] && self.axes[2].labels.len() == self.axes[3].labels.len()
     }
 
-    /// Whether a heatmap has its first row at the bottom, as layers over tokens have.
+    /// Whether a heatmap has its first row at the bottom, as with layers by token.
     pub(crate) fn is_bottom_up(&self) -> bool {
         match &self.axes[..] {
             [.., rows, columns] => {
@@ -243,13 +243,13 @@ impl Report {
         }
     }
 
-    /// Whether an axis is the text of the report, token by token.
+    /// Whether an axis runs over the tokens of the report's text.
     pub(crate) fn is_text(&self, axis: &Axis) -> bool {
         let labels = self.tokens.iter().map(Token::label);
         !self.tokens.is_empty() && labels.eq(axis.labels.iter().cloned())
     }
 
-    /// Value with the strongest color: 1 for fractions, otherwise the largest magnitude.
+    /// Value drawn in the strongest color: 1 for fractions, otherwise the largest magnitude.
     pub(crate) fn top(&self) -> f32 {
         if self.scale == Scale::Share {
             return 1.0;
@@ -348,7 +348,7 @@ fn push_bytes(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// Formats a value in three digits, an integer in full, or with an exponent if very large or small.
+/// Formats a value with three digits; integers in full, very large or small ones with an exponent.
 pub(crate) fn short(value: f32) -> String {
     let magnitude = value.abs();
     if magnitude < 1e5 && value.fract() == 0.0 {

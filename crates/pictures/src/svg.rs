@@ -57,7 +57,7 @@ const LETTER: f64 = 0.57;
 const NARROW_LETTER: f64 = 0.3;
 const WIDE_LETTER: f64 = 0.9;
 pub(crate) const MARGIN: f64 = 4.0;
-/// Gap between a label and its target, on both sides together.
+/// Total gap on both sides of a label.
 const LABEL_GAP: f64 = 5.0;
 /// Space on the left for the rotated name of the row axis.
 const NAME_ROOM: f64 = FONT + 3.0;
@@ -92,7 +92,7 @@ pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
     Ok(document(report, size, &drawing))
 }
 
-/// Creates the SVG document of a drawing.
+/// Creates the SVG document for a drawing.
 pub(crate) fn document(report: &Report, [width, height]: [f64; 2], drawing: &Drawing) -> String {
     let [inches, high_inches] = [width, height].map(|points| number(points / POINTS_PER_INCH));
     let front = report.bos_in_words();
@@ -109,7 +109,7 @@ pub(crate) fn document(report: &Report, [width, height]: [f64; 2], drawing: &Dra
     )
 }
 
-/// Draws the values and returns the size of the picture, which is at most `width` wide.
+/// Draws the values and returns the picture's size; its width is at most `width`.
 fn draw_values(drawing: &mut Drawing, report: &Report, width: f64) -> Result<[f64; 2], PictureError> {
     let cells = (0..report.values.len()).filter(|place| report.at(*place).is_some()).count();
     if cells == 0 {
@@ -663,7 +663,7 @@ fn draw_tokens(drawing: &mut Drawing, report: &Report, width: f64, mut y: f64) -
     y + LINE + 6.0
 }
 
-/// Mean of the values around an index, over a fiftieth of all; `None` if the value is missing.
+/// Running mean over a fiftieth of the values around an index; `None` if its value is missing.
 fn running_mean(values: &[Option<f32>], place: usize) -> Option<f32> {
     values[place]?;
     let reach = values.len() / 100;
@@ -678,7 +678,7 @@ fn room_for(axis: &Axis, font: f64) -> f64 {
     widths.fold(0.0, f64::max) + LABEL_GAP
 }
 
-/// Interval between drawn labels at which they do not touch.
+/// Smallest interval between drawn labels at which they do not overlap.
 #[expect(clippy::cast_possible_truncation, reason = "a small number, because cells have a minimum size")]
 fn stride(font: f64, cell: f64) -> usize {
     (font / cell).ceil().max(1.0) as usize
@@ -737,7 +737,7 @@ fn byte(channel: f64) -> u8 {
     channel.round() as u8
 }
 
-/// Returns black or white, whichever is readable on a color.
+/// Returns the readable text color on a background: black or white.
 fn ink_on([red, green, blue]: [f64; 3]) -> &'static str {
     if 0.3 * red + 0.59 * green + 0.11 * blue > 118.0 { INK } else { "#fff" }
 }

@@ -11,7 +11,7 @@ const LABEL: usize = 24;
 const COLUMN_LABEL: usize = 12;
 /// Maximum number of values listed for one axis; if there are more, the strongest are listed.
 const LINES: usize = 40;
-/// Number of strongest cells listed for several axes.
+/// Number of strongest cells listed for reports with several axes.
 const CELLS: usize = 30;
 /// Maximum number of tokens listed.
 const TOKENS: usize = 200;
@@ -175,7 +175,7 @@ fn strongest(report: &Report) -> Vec<String> {
     std::iter::once(heading).chain(lines).collect()
 }
 
-/// One line for each head: its mean attention to some keys, and its strongest pair.
+/// One line per head: mean attention to key 0, itself and the previous token, and strongest pair.
 fn heads(report: &Report) -> Vec<String> {
     let len = report.axes[2].labels.len();
     let queries = &report.axes[2].labels;

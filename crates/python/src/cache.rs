@@ -1,4 +1,4 @@
-//! KV cache of a prefix, which later calls extend.
+//! KV cache of a prefix that later calls extend.
 
 use std::sync::Arc;
 
@@ -102,13 +102,13 @@ impl Cache {
 
 #[pymethods]
 impl Model {
-    /// Returns the logits after the last token of a text or token IDs, an array of shape (vocabulary,).
+    /// Returns the logits after the last token of a text or token IDs, with shape (vocabulary,).
     ///
     /// Unlike HookedTransformer, this method prepends no BOS token by default.
     ///
-    /// last_only: False returns the logits after every token, (tokens, vocabulary). cache: a prefix that the
-    /// tokens extend; the call adds them to it. hooks: see run_with_cache. prepend_bos: prepend a BOS token to
-    /// a text.
+    /// last_only: False returns the logits after every token, (tokens, vocabulary). cache: a prefix to extend;
+    /// the call appends the tokens to it. hooks: see run_with_cache. prepend_bos: prepend a BOS token to a
+    /// text.
     #[pyo3(signature = (ids, last_only = true, cache = None, hooks = None, prepend_bos = false))]
     fn logits<'py>(
         &self,
@@ -160,14 +160,14 @@ impl Model {
     }
 }
 
-/// Computes the logits of `ids`, which follow the cached tokens, if any.
+/// Computes the logits of `ids` after any cached tokens.
 fn forward(
     model: &Gpt2LMHeadModel,
     ids: &[u32],
     wanted: LogitsFor,
     contents: Option<&mut Contents>,
 ) -> Result<Vec<f32>> {
-    /// Number of tokens whose logits are in memory twice.
+    /// Number of tokens per piece; only one piece's logits are in memory twice.
     const PIECE_TOKENS: usize = 128;
 
     if ids.is_empty() {
@@ -188,8 +188,8 @@ fn forward(
         if wanted == LogitsFor::LastToken || model.is_observed() {
             return Ok(Values::from_tensor(&model.forward_with(&input, wanted, cache, pass)?)?.numbers);
         }
-        // The logits of a long text are large, and the result needs its own memory, so compute them in
-        // pieces.
+        // The logits of a long text are large, and the result needs its own memory, so the logits are
+        // computed in pieces.
         let hidden = model.transformer().forward_with(&input, cache, pass)?;
         let mut numbers = Vec::with_capacity(ids.len().saturating_mul(model.config().vocab_size));
         for first in (0..ids.len()).step_by(PIECE_TOKENS) {
@@ -203,7 +203,7 @@ fn forward(
     let numbers = compute(Some(&mut *cache));
     match numbers.is_ok() {
         true => read.extend(ids),
-        // An interrupt may have stopped the head after the blocks added the tokens to the cache.
+        // An interrupt may have stopped the head after the blocks had added the tokens to the cache.
         false => cache.truncate(0, past)?,
     }
     Ok(numbers?)

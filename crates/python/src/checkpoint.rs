@@ -29,7 +29,7 @@ const _: () = assert!(VerifyOptions::TOLERANCE == 0.001);
 /// tensor, and every mismatch.
 ///
 /// model: a checkpoint folder, a weights file of any supported format, or a model on the Hugging Face Hub; by
-/// default the built-in model. preset: a published model such as "gpt2-xl" instead, which needs no files.
+/// default the built-in model. preset: describe a published model such as "gpt2-xl" instead, without its files.
 /// tensors: also compute the minimum, maximum, mean and standard deviation of every tensor. diff: another
 /// checkpoint in any format; the dict then describes the differences. n_head: the number of attention heads,
 /// if the checkpoint does not record it. offline: use only the Hub's cache.

@@ -1,4 +1,4 @@
-//! Python classifiers: labels of texts or of their tokens, or the best of several choices.
+//! Python classifiers that label texts or their tokens, or rank several choices.
 //!
 //! Result dicts have the keys of `gpt2 classify --json`.
 
@@ -140,7 +140,7 @@ impl Classifier {
         Ok(Self { loaded: Arc::new(loaded), opened })
     }
 
-    /// Classifies a text or token IDs and returns a dict, or a list of dicts for a list.
+    /// Classifies a text or token IDs; returns a dict, or a list of dicts for a list.
     ///
     /// A dict has prompt_ids and `labels`, a list of dicts with label, score (as in transformers' pipeline)
     /// and logit, best first. A token classifier returns `tokens` instead: dicts with id, text, start and end

@@ -16,7 +16,7 @@ use crate::process::{computing, start};
 use crate::signals::is_raised;
 use crate::values::{to_json, to_python};
 
-/// Number of sequences in a batch, the same as the program's.
+/// Number of sequences in a batch, the same as in the program.
 const BATCH_SIZE: usize = 8;
 
 /// Answers a completion request for a prompt.
@@ -76,7 +76,7 @@ impl Model {
 
 #[pymethods]
 impl Model {
-    /// Returns an OpenAI-style completion of a prompt, a dict in the format of OpenAI's API.
+    /// Returns an OpenAI-style completion of a prompt as a dict in the format of OpenAI's API.
     ///
     /// Options have OpenAI's names (max_tokens, temperature, n, logprobs, stop, seed, …). `activations` and
     /// `steering` of `gpt2 serve` work too: `activations` adds activations at hook points to each choice, and

@@ -17,7 +17,7 @@ use crate::values::{Values, tensor, to_python};
 
 /// Sparse autoencoder or transcoder: decomposes activations at a hook point into directions.
 ///
-/// Each activation becomes a sum of few directions out of many.
+/// Each activation becomes a sum of a few directions out of many.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Dictionary {
     stored: StoredDictionary,
@@ -60,13 +60,13 @@ impl Dictionary {
         self.inner().config().output.map(|output| output.site.to_string())
     }
 
-    /// Contents of its cfg.json as a dict, in the layout of SAELens 6.
+    /// Contents of cfg.json as a dict, in the layout of SAELens 6.
     #[getter]
     fn cfg<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
         Ok(to_python(py, self.stored.config())?)
     }
 
-    /// Settings of the computation as a dict with the keys of cfg.json, including defaults.
+    /// Computation settings as a dict with the keys of cfg.json, including defaults.
     #[getter]
     fn settings<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
         Ok(to_python(py, &self.inner().config().to_json())?)
@@ -105,7 +105,7 @@ impl Dictionary {
         Ok(Self { stored, is_processing_unknown: !cfg.contains("model_from_pretrained_kwargs") })
     }
 
-    /// Returns a dictionary with the same configuration, in which these arrays replace stored ones.
+    /// Returns a copy of the dictionary with the given arrays in place of the stored ones.
     fn with_arrays(&self, weights: BTreeMap<String, Bound<'_, PyAny>>) -> Result<Self> {
         start()?;
         let mut tensors = self.stored.tensors().clone();
@@ -122,7 +122,7 @@ impl Dictionary {
 
     /// Returns the stored weights as a dict of arrays with SAELens' names.
     ///
-    /// Unlike those of `weight`, they have nothing folded into them.
+    /// Unlike in `weight`, nothing is folded into the arrays.
     fn arrays<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         start()?;
         let arrays = PyDict::new(py);
@@ -140,7 +140,7 @@ impl Dictionary {
         Ok(py.detach(|| self.stored.save(&folder))?)
     }
 
-    /// Raises a ValueError if a model lacks the hook point or has it with another width.
+    /// Raises a ValueError if a model lacks the hook point or its width differs.
     fn check(&self, model: &Model) -> Result<()> {
         self.inner().check_model(model.loaded.config()).map_err(|error| value_error(error.to_string()))
     }
@@ -168,7 +168,7 @@ impl Dictionary {
         self.inner().latents()
     }
 
-    /// Whether it was trained on the values of TransformerLens' processed weights; None if unknown.
+    /// Whether it was trained on activations of TransformerLens' processed weights; None if unknown.
     #[getter]
     fn trained_on_processed(&self) -> Option<bool> {
         (!self.is_processing_unknown)

@@ -63,7 +63,7 @@ impl Failure {
         self
     }
 
-    /// Returns the exception as a value, to take the place of a result.
+    /// Returns the exception as a value that takes the place of a result.
     ///
     /// Exceptions that end the process, such as `KeyboardInterrupt`, are still raised.
     pub(crate) fn into_item(self, py: Python<'_>) -> Result<Bound<'_, PyAny>> {
@@ -91,7 +91,7 @@ impl From<PyErr> for Failure {
     }
 }
 
-/// Message of an error with its causes, with option names written as Python arguments.
+/// Formats an error and its causes, with option names written as Python arguments.
 fn message(error: &(dyn Error + 'static)) -> String {
     let message = message_with_causes(error);
     let keyword = |message: String, option| message.replace(&format!("`{option}`"), &format!("`{option}_`"));

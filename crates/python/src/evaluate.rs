@@ -1,4 +1,4 @@
-//! Benchmarks by named protocols.
+//! Benchmarks that follow named protocols.
 //!
 //! Reports are dicts with the keys of `gpt2 eval --json`.
 
@@ -43,7 +43,7 @@ impl EvaluatedModel {
 
 #[pymethods]
 impl Model {
-    /// Evaluates the model by a named protocol, as `gpt2 eval` does.
+    /// Evaluates the model with a named protocol, as `gpt2 eval` does.
     ///
     /// Returns a dict with the keys of `gpt2 eval --json` (metrics, dataset, notes, …), or a list of dicts
     /// for a list of protocols. `candle_gpt2.protocols()` lists the protocols.
@@ -108,7 +108,7 @@ impl Model {
 
 /// Evaluates a plan and appends each report when it is complete.
 ///
-/// The notes on the data are part of the reports.
+/// The reports include the notes on the data.
 fn measure(
     plan: &Plan,
     model: &EvaluatedModel,
@@ -129,12 +129,12 @@ fn measure(
     Ok(())
 }
 
-/// Paths of an option.
+/// Reads an option that accepts one path or a list of paths.
 fn data_paths(option: &str, value: Option<&Bound<'_, PyAny>>) -> Result<Vec<PathBuf>> {
     Ok(value.map(|value| paths(option, value)).transpose()?.unwrap_or_default())
 }
 
-/// Protocol names, from one name or a list.
+/// Reads protocol names from one name or a list.
 fn names(protocol: &Bound<'_, PyAny>) -> Result<Vec<String>> {
     if let Ok(name) = protocol.cast::<PyString>() {
         return Ok(vec![name.to_str()?.to_owned()]);

@@ -1,4 +1,4 @@
-//! Generation of complete results for one or many prompts, identical to the program's.
+//! Generation of complete results for one or more prompts, identical to the program's output.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ impl Job for PromptJob<'_> {
     }
 }
 
-/// Form in which results are returned to Python.
+/// Form of the results that are returned to Python.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     /// Whether the prompts were passed as a list.
@@ -120,7 +120,7 @@ pub(crate) struct Shape {
     pub(crate) has_several: bool,
     /// Whether results contain more than the text.
     pub(crate) has_details: bool,
-    /// Whether a prompt's error is returned in its place.
+    /// Whether a failed prompt's error is returned as its result.
     pub(crate) returns_exceptions: bool,
 }
 

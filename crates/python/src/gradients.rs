@@ -1,4 +1,4 @@
-//! Gradients of a prediction at hook points and inside dictionaries, in a run with edits.
+//! Gradients of a prediction at hook points and inside dictionaries, with optional edits.
 
 use candle_gpt2_interpret::ActivationGradient;
 use candle_gpt2_look::{LookError, LookSubject, PredictionGradients, Reader};
@@ -21,8 +21,8 @@ impl Model {
     /// Computes gradients of a prediction at hook points.
     ///
     /// Returns the prediction, a dict of activations, and a dict of the gradients with respect to them, both
-    /// by name. The prediction is defined as in `ablate`; without an answer it is the most probable token of
-    /// the run without hooks.
+    /// keyed by name. The prediction is defined as in `ablate`; without an answer it is the most probable
+    /// token of the run without hooks.
     ///
     /// names, prepend_bos: see run_with_cache. hooks: a list of Steering, ControlVector, and pairs of a name
     /// and an array that replaces the activation; functions are rejected, because they cannot be

@@ -48,8 +48,8 @@ pub(crate) struct Hooks {
 impl Hooks {
     /// Reads the `hooks` argument.
     ///
-    /// It is a list. Its items are `Steering` objects, `ControlVector` objects, and pairs of a hook point
-    /// name or pattern and a function or array. The array replaces the activation. A single `Steering` or
+    /// The argument is a list of `Steering` objects, `ControlVector` objects, and pairs of a hook point
+    /// name or pattern and a function or array. An array replaces the activation. A single `Steering` or
     /// `ControlVector` needs no list.
     pub(crate) fn read(value: Option<&Bound<'_, PyAny>>, n_layer: usize, raised: &Raised) -> Result<Self> {
         let mut hooks = Vec::new();
@@ -93,7 +93,7 @@ impl Hooks {
         self.hooks.is_empty()
     }
 
-    /// Rejects functions, which have no gradient.
+    /// Rejects functions, because they have no gradient.
     pub(crate) fn check_differentiable(&self) -> Result<()> {
         match self.hooks.iter().find_map(|hook| match hook {
             Hook::Function { sites, .. } => sites.first(),

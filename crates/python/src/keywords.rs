@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::errors::{Failure, RESERVED, Result, type_error, value_error};
 use crate::values::to_json;
 
-/// Arguments that are texts or token IDs.
+/// Arguments that accept texts or token IDs.
 pub(crate) const TEXTS: [&str; 3] = ["text", "clean", "corrupt"];
 
 /// Keyword that prepends a BOS token to texts, as in a HookedTransformer.
@@ -33,8 +33,8 @@ pub(crate) fn take_bos(options: Option<&Bound<'_, PyDict>>) -> Result<bool> {
 
 /// Deserializes keywords into an options struct.
 ///
-/// Each keyword is checked by itself, so that an error names it. Keywords that are None keep the default.
-/// `fields` are the method's declared arguments, and `others` are keywords that it reads itself.
+/// Each keyword is checked separately, so that an error can name it. Keywords that are None keep the default.
+/// `fields` are the method's declared arguments, and `others` are keywords that the method reads itself.
 pub(crate) fn read<T: DeserializeOwned>(
     mut fields: Map<String, Value>,
     keywords: Option<&Bound<'_, PyDict>>,

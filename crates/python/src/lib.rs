@@ -78,7 +78,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        // Otherwise the first use would import numpy, where an interrupt or an error could only panic.
+        // Otherwise numpy would be imported on first use, where an interrupt or an error could only panic.
         module.py().import("numpy")?;
         numpy::dtype::<f32>(module.py());
         module.add("__version__", env!("CARGO_PKG_VERSION"))

@@ -40,7 +40,7 @@ pub(crate) fn fields(named: &[(&str, &Bound<'_, PyAny>)]) -> Result<Map<String, 
 }
 
 impl Model {
-    /// Runs an analysis with the GIL released, and shows a progress bar at a terminal.
+    /// Runs an analysis with the GIL released, showing a progress bar in a terminal.
     fn look<L: Look + DeserializeOwned + Sync>(
         &self,
         py: Python<'_>,
@@ -60,7 +60,7 @@ impl Model {
     }
 }
 
-/// Defines a method per analysis, from its options struct and its declared arguments.
+/// Defines a method for each analysis, from its options struct and declared arguments.
 ///
 /// The text signatures are what Python shows. To regenerate them, run
 /// `WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite options`.
@@ -220,7 +220,7 @@ impl Model {
     /// feature is active in the texts of prompts_file.
     ///
     /// sae: a SAELens folder with cfg.json and sae_weights.safetensors, an OpenAI file, or "built-in", the
-    /// built-in model's transcoder at `site`, by default in its middle block. site: the hook point that the
+    /// built-in model's transcoder at `site`, by default in the middle block. site: the hook point that the
     /// autoencoder was trained on, if its files do not record it. top: number of features to show.
     /// prompts_file: a file with one text per line, or a .jsonl file. With it, details also has features, a
     /// list of dicts: index, density, act_min, act_max, histogram, top_logits, bottom_logits and

@@ -1,4 +1,4 @@
-//! Python models: opening by name, tokens and configuration.
+//! Python models: opening a model by name, its tokens and its configuration.
 //!
 //! Other files implement a model's computations.
 
@@ -37,11 +37,11 @@ pub(crate) struct Model {
     pub(crate) loaded: Arc<LoadedModel>,
     pub(crate) opened: OpenArguments,
     compiler: OnceLock<Compiler>,
-    /// Created for the first completion.
+    /// Served model, created for the first completion.
     pub(crate) served: OnceLock<Arc<ServedModel>>,
 }
 
-/// Arguments that a model was opened with, which its pickle stores.
+/// Arguments that a model was opened with; its pickle stores them.
 ///
 /// Paths of local files are absolute, so they remain valid in other working directories.
 #[derive(Debug, Clone)]
@@ -104,7 +104,7 @@ pub(crate) struct HubAccess {
     offline: bool,
     /// Cache folder, determined by the environment if `None`.
     cache_dir: Option<PathBuf>,
-    /// Token from the caller or the environment, which is never pickled.
+    /// Token from the caller or the environment; never pickled.
     token: Option<SecretString>,
 }
 
@@ -169,7 +169,7 @@ impl States {
 }
 
 impl OpenArguments {
-    /// Arguments for opening a classifier.
+    /// Collects the arguments for opening a classifier.
     pub(crate) fn classifier(
         name_or_path: Option<PathBuf>,
         dtype: Option<&Bound<'_, PyAny>>,
@@ -193,7 +193,7 @@ impl OpenArguments {
         })
     }
 
-    /// Adds the base model that the adapter names, if no model is named.
+    /// Fills in the adapter's base model if no model is specified.
     pub(crate) fn with_base_model(self, listener: &dyn Reporter) -> Result<Self> {
         let options = self.options()?.with_base_model(listener)?;
         if self.name_or_path.is_some() || self.adapters.is_empty() {
@@ -278,7 +278,7 @@ fn absolute_if_local(name_or_path: PathBuf) -> Result<PathBuf> {
     Ok(if is_local { path::absolute(name_or_path).map_err(PyErr::from)? } else { name_or_path })
 }
 
-/// Name of a dtype, which may be an object of torch or numpy.
+/// Returns the name of a dtype, which may be a torch or numpy object.
 ///
 /// `None` for None and "auto", which keep the stored dtype.
 fn dtype_name(value: Option<&Bound<'_, PyAny>>) -> Result<Option<String>> {
@@ -300,7 +300,7 @@ pub(crate) fn hub(offline: bool) -> HubOptions {
     hub
 }
 
-/// This project's short name of a dtype that torch and transformers spell out.
+/// Converts a dtype name from torch or transformers to this project's short name.
 pub(crate) fn short_name(name: &str) -> &str {
     match name.strip_prefix("torch.").unwrap_or(name) {
         "float32" => "f32",
@@ -400,7 +400,7 @@ impl Model {
         Ok(Self { loaded, opened, compiler: OnceLock::new(), served: OnceLock::new() })
     }
 
-    /// Returns a model with the same weights, whose cross-attention attends to encoder hidden states.
+    /// Returns a model with the same weights that cross-attends to the given encoder hidden states.
     ///
     /// states: an array (1, S, width), or a safetensors file with a tensor encoder_hidden_states of that
     /// shape. A model without states skips its cross-attention.

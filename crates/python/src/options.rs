@@ -135,7 +135,7 @@ struct Keywords {
     /// Fields of the configuration.
     fields: Map<String, Value>,
     extra: Map<String, Value>,
-    /// Biases of token sequences, which JSON cannot represent.
+    /// Biases for token sequences, which JSON cannot represent.
     sequence_bias: Vec<(Vec<u32>, f64)>,
     logit_bias: Vec<(Vec<u32>, f64)>,
     /// Functions that modify logits.
@@ -217,7 +217,7 @@ impl Keywords {
         Ok(Some(seeds))
     }
 
-    /// Texts of an option that accepts one text or a list.
+    /// Reads an option that accepts one text or a list of texts.
     fn texts(&mut self, option: &str) -> Result<Option<Vec<String>>> {
         let expected = || type_error(format!("{option}: expected a string or a list of strings"));
         let items = match self.take_extra(option) {

@@ -1,4 +1,4 @@
-//! Results of an analysis, as numbers and as pictures that a notebook displays.
+//! Results of an analysis, as numbers and as pictures for notebooks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use serde_json::Value;
 use crate::errors::{Result, gpt2_error, type_error, value_error};
 use crate::values::{Values, float_array, number, to_python};
 
-/// Height of a picture's frame in a notebook before its page is rendered, in pixels.
+/// Height in pixels of a picture's frame in a notebook, until its page is rendered.
 const FRAME_HEIGHT: usize = 560;
-/// Scale of PNGs, from a picture's 96 pixels per inch to 384.
+/// Scale factor of PNGs, from a picture's 96 pixels per inch to 384.
 const PIXEL_SCALE: f64 = 4.0;
 
-/// Picture of values over named axes, which notebooks display.
+/// Picture of values over named axes, for display in notebooks.
 ///
 /// It is the result of an analysis, or shows your own values.
 ///
@@ -142,7 +142,7 @@ fn parse_scale(name: &str) -> Result<Scale> {
     }
 }
 
-/// Axes with their labels as text, one label for each value along the axis.
+/// Reads the axes with their labels as text, one label for each value along an axis.
 fn parse_axes(given: &Bound<'_, PyDict>, shape: &[usize]) -> Result<Vec<Axis>> {
     let axis = |(name, labels): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
         let labels = labels.try_iter()?.map(|label| Ok(label?.str()?.to_string()));
@@ -199,7 +199,7 @@ impl Picture {
         let values = float_array(values)?;
         let mut report = Report::new("values", title, String::new(), Vec::new(), false);
         report.axes = parse_axes(axes, values.shape())?;
-        // Values that are not finite are drawn as empty cells.
+        // Non-finite values are drawn as empty cells.
         let finite = |value: f32| value.is_finite().then_some(value);
         report.values = values.to_vec().map_err(PyErr::from)?.into_iter().map(finite).collect();
         report.texts = texts.unwrap_or_default();
@@ -223,7 +223,7 @@ impl Picture {
         table(&self.analysis.report)
     }
 
-    /// Title, a single line.
+    /// Title on a single line.
     #[getter]
     fn title(&self) -> &str {
         &self.analysis.report.title

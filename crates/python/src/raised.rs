@@ -94,7 +94,7 @@ pub(crate) fn has_raised() -> bool {
 
 /// Value that only one call at a time may use.
 ///
-/// Other calls wait for it. Python functions of the same call get an error, because they would wait for
+/// Other calls wait for it. Python functions of the same call get an error instead of waiting for
 /// themselves.
 pub(crate) struct Exclusive<T> {
     name: &'static str,
@@ -103,7 +103,7 @@ pub(crate) struct Exclusive<T> {
 }
 
 impl<T> Exclusive<T> {
-    /// Creates the value, which `name` describes in error messages.
+    /// Creates the value; error messages refer to it as `name`.
     pub(crate) fn new(name: &'static str, value: T) -> Self {
         Self { name, value: Mutex::new(value), call: Mutex::default() }
     }

@@ -49,9 +49,9 @@ impl Reporter for Listener {
     }
 }
 
-/// Runs a long job with the GIL released, and raises its notes as warnings.
+/// Runs a long job with the GIL released and raises its notes as warnings.
 ///
-/// Ctrl-C ends it soon.
+/// Ctrl-C soon ends the job.
 pub(crate) fn reporting<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     work: impl FnOnce(&Listener) -> std::result::Result<T, E> + Send,

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::raised::has_raised;
 
-/// Polling interval, which bounds the delay of a signal.
+/// Polling interval, the maximum delay before a signal is noticed.
 const INTERVAL: Duration = Duration::from_millis(20);
 
 thread_local! {
@@ -19,14 +19,14 @@ thread_local! {
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` and returns its result and the exception of a signal, if any.
+/// Runs `work` and returns its result and the exception raised by a signal, if any.
 ///
 /// `work` runs on this thread with the GIL released. It must poll [`is_raised`] and end early at a signal.
 pub(crate) fn run_with_signals<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<(T, Option<PyErr>)> {
-    /// Saved state of the outer call, whose Python function makes this call.
+    /// Saved state of the outer call, if its Python function makes this call.
     struct Outer(Option<Instant>, Option<PyErr>);
 
     impl Drop for Outer {
@@ -48,7 +48,7 @@ pub(crate) fn run_with_signals<T: Send>(
     Ok((done, raised.or_else(|| py.check_signals().err())))
 }
 
-/// Whether to stop.
+/// Whether a signal or a Python function has raised an exception, so that work must stop.
 ///
 /// The caller must have released the GIL.
 pub(crate) fn is_raised() -> bool {

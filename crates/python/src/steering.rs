@@ -1,4 +1,4 @@
-//! Steering hooks, which add a direction to the residual stream of every text.
+//! Steering hooks that add a direction to the residual stream of every text.
 
 use candle_gpt2_look::{Reader, Steer, SteeringSource};
 use numpy::PyArrayDyn;
@@ -24,7 +24,7 @@ pub(crate) struct Steering {
 }
 
 impl Steering {
-    /// Copy for a single run.
+    /// Returns a copy for a single run.
     pub(crate) fn fresh(&self) -> candle_gpt2_interpret::Steering {
         self.steering.clone()
     }
@@ -79,7 +79,7 @@ fn steering_source(value: &Bound<'_, PyAny>) -> Result<SteeringSource> {
 
 #[pymethods]
 impl Model {
-    /// Creates a steering vector for `hooks`: a difference of two texts' residual streams.
+    /// Creates a steering vector for `hooks`: the difference between two texts' residual streams.
     ///
     /// The difference before `layer`, times `scale`, is added at the first positions of every text. With
     /// `everywhere` its mean is added at all positions, including those of new tokens.

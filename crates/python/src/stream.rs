@@ -29,7 +29,7 @@ struct Stream {
 }
 
 struct State {
-    /// `None` once the last completion has ended.
+    /// Driver of the completions; `None` once the last one has ended.
     driver: Option<CompletionDriver<()>>,
     /// Events of the last step that have not been processed yet.
     events: VecDeque<CallEvent>,
@@ -39,7 +39,7 @@ struct State {
     pieces: VecDeque<(usize, Piece)>,
     /// Prompt index of each request.
     prompt_indices: Vec<usize>,
-    /// Whether a prompt's error is returned in its place.
+    /// Whether a failed prompt's error is returned as its result.
     returns_exceptions: bool,
     ids: Vec<Vec<u32>>,
     stop_reasons: Vec<Option<StopReason>>,
@@ -180,7 +180,7 @@ impl State {
         }
     }
 
-    /// Ends all completions, but keeps the pieces that are ready.
+    /// Ends all completions but keeps the pieces that are ready.
     fn interrupt(&mut self) {
         if self.driver.take().is_none() {
             return;
@@ -233,7 +233,7 @@ impl TextStream {
 
 /// Iterator over the pieces of many completions, as pairs (prompt index, piece).
 ///
-/// With return_exceptions, the piece of a prompt that fails is its exception.
+/// With return_exceptions, a prompt that fails yields its exception as a piece.
 #[pyclass(frozen, generic, module = "candle_gpt2")]
 pub(crate) struct BatchStream(Stream);
 

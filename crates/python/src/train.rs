@@ -23,9 +23,9 @@ use crate::values::{paths, report_to_dict, to_json, to_python};
 ///
 /// Pass either init, to continue training a checkpoint (a folder, a weights file, a model on the Hub, or
 /// "built-in"), or config, to train a new model (a config.json, or a dict with its keys). The folder `out`
-/// becomes a checkpoint with the weights of the lowest held-out loss. It also contains log.jsonl, loss.svg,
-/// and the state from which resume=True continues. The same call produces the same weights, even after an
-/// interruption.
+/// becomes a checkpoint with the weights that have the lowest held-out loss. It also contains log.jsonl,
+/// loss.svg, and the state from which resume=True continues. The same call produces the same weights, even
+/// after an interruption.
 ///
 /// Returns a dict: out, parameters, training_tokens, held_out_tokens, steps, stopped_early, loss, best_step,
 /// held_out_loss, held_out_loss_per_character, elapsed_s. For rows it also has training_rows and
@@ -160,7 +160,7 @@ fn parse_config(config: &Bound<'_, PyAny>) -> Result<Start> {
     Ok(Start::Config(Box::new(config.map_err(|error| value_error(format!("config: {error}")))?)))
 }
 
-/// Reporter of a training run, which ends it at a signal or an exception.
+/// Reporter of a training run that stops it at a signal or an exception.
 struct TrainReporter {
     listener: Listener,
     raised: Raised,
@@ -203,7 +203,7 @@ impl TrainReporter {
                     bar.advance(1);
                 }
                 drop(steps);
-                // Numbers that are not finite become None.
+                // Non-finite numbers become None.
                 self.call_on_step(&serde_json::to_value(entry).unwrap_or_default());
             }
             TrainEvent::Sample { step, text, .. } => {

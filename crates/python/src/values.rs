@@ -52,7 +52,7 @@ impl Text {
         }
     }
 
-    /// Encodes the text after a BOS token, if there is one; token IDs get none.
+    /// Encodes the text, with a BOS token first if there is one; token IDs stay unchanged.
     ///
     /// The caller must have released the GIL.
     pub(crate) fn encoded_after(self, bos: Option<u32>, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
@@ -72,7 +72,7 @@ impl Text {
 impl Texts {
     /// Reads a string, a sequence or array of integers, or a list of either.
     ///
-    /// An empty list is a list without texts.
+    /// An empty list counts as a list of texts.
     pub(crate) fn read(value: &Bound<'_, PyAny>) -> Result<Self> {
         let items = match words_or_items(value)? {
             Ok(words) => return Ok(Self::One(Text::Words(words))),
@@ -139,7 +139,7 @@ fn items<'py>(value: &Bound<'py, PyAny>) -> Result<Option<Vec<Bound<'py, PyAny>>
 
 /// Whether the value is a dict or another mapping.
 pub(crate) fn is_mapping(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // Most values are lists or tuples. The check in Python is slow.
+    // Most values are lists or tuples, and the check in Python is slow.
     if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
         return Ok(false);
     }
@@ -172,7 +172,7 @@ pub(crate) fn id_or_ids(value: &Bound<'_, PyAny>) -> Result<Vec<u32>> {
     }
 }
 
-/// Numeric types of arguments.
+/// Numeric type of an argument.
 pub(crate) trait Number: Sized {
     fn read(value: &Bound<'_, PyAny>) -> PyResult<Self>;
 }
@@ -201,7 +201,7 @@ impl<T: Number> Number for Option<T> {
     }
 }
 
-/// Reads a numeric argument, and raises a `ValueError` if it is out of range.
+/// Reads a numeric argument; raises a `ValueError` if it is out of range.
 pub(crate) fn number<T: Number>(value: &Bound<'_, PyAny>) -> PyResult<T> {
     T::read(value).map_err(|error| {
         if !error.is_instance_of::<PyOverflowError>(value.py()) {
@@ -331,21 +331,21 @@ pub(crate) fn tensor(array: &Bound<'_, PyAny>) -> Result<Tensor> {
     Ok(Tensor::from_vec(array.to_vec().map_err(PyErr::from)?, array.shape(), &Device::Cpu)?)
 }
 
-/// Numbers and shape of a tensor, for conversion to an array.
+/// Values and shape of a tensor, for conversion to an array.
 pub(crate) struct Values {
     pub(crate) numbers: Vec<f32>,
     pub(crate) shape: Vec<usize>,
 }
 
 impl Values {
-    /// Reads a tensor's numbers and shape.
+    /// Reads a tensor's values and shape.
     pub(crate) fn from_tensor(tensor: &Tensor) -> candle_core::Result<Self> {
         let shape = tensor.dims().to_vec();
         let numbers = tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         Ok(Self { numbers, shape })
     }
 
-    /// Converts the numbers to an array that owns them.
+    /// Converts the values to an array that owns them.
     pub(crate) fn into_array(self, py: Python<'_>) -> PyResult<Bound<'_, PyArrayDyn<f32>>> {
         PyArray1::from_vec(py, self.numbers).reshape(self.shape)
     }

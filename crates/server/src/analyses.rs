@@ -18,7 +18,7 @@ use crate::http::receive::Received;
 use crate::metrics::Metrics;
 use crate::threads::RequestThreads;
 
-/// Maximum body size of a view in bytes, above the size of the longest accepted text.
+/// Maximum body size of a view, in bytes; large enough for the longest accepted text.
 const MAX_BODY: usize = 64 << 10;
 /// Number of tokens computed in one step while completions wait.
 const TOKENS_AT_ONCE: usize = 32;

@@ -23,7 +23,7 @@ pub(crate) enum Backend {
 /// A long request lets other requests run between its batches.
 pub(crate) struct Labels {
     classifier: Arc<Classifier>,
-    /// Runs one batch at a time on all cores. Each text occupies one slot.
+    /// Lets one batch run at a time, on all cores. Each text occupies one slot.
     pub(crate) limit: ConcurrencyLimit,
     /// Maximum number of texts in a batch.
     at_once: usize,
@@ -34,7 +34,7 @@ impl Labels {
     pub(crate) fn new(classifier: Classifier, at_once: usize, queue: usize, max_wait: Duration) -> Self {
         Self {
             classifier: Arc::new(classifier),
-            // Texts that are being computed do not wait, same as running completions in the engine.
+            // Texts that are being computed do not count as waiting, same as running completions in the engine.
             limit: ConcurrencyLimit::new(1, queue.saturating_add(at_once), max_wait),
             at_once,
             is_stopped: AtomicBool::new(false),
@@ -76,14 +76,14 @@ impl Backend {
         }
     }
 
-    /// Returns when no work is left after [`Backend::drain`], except sending answers.
+    /// Returns once no work but sending answers is left after [`Backend::drain`].
     pub(crate) async fn drained(&self) {
         if let Self::Texts(engine) = self {
             engine.drained().await;
         }
     }
 
-    /// Returns the reason when the backend has died.
+    /// Waits until the backend dies, and returns the reason.
     pub(crate) async fn died(&self) -> String {
         match self {
             Self::Texts(engine) => engine.died().await,

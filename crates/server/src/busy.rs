@@ -1,10 +1,10 @@
-//! Errors for a server at capacity, each with the delay after which to retry.
+//! Errors of a server at capacity, each with a retry delay.
 
 use std::time::Duration;
 
 use candle_gpt2_api::ApiError;
 
-/// Default delay after which to retry.
+/// Default retry delay.
 const SOON: Duration = Duration::from_secs(1);
 
 /// The queue is full.

@@ -21,7 +21,7 @@ pub(crate) struct ConcurrencyLimit {
     max_wait: Duration,
 }
 
-/// Slots of waiting or running work, released on drop.
+/// Slots held by waiting or running work, released on drop.
 pub(crate) struct QueueSlots<'a> {
     taken: &'a AtomicUsize,
     count: usize,
@@ -33,11 +33,11 @@ impl Drop for QueueSlots<'_> {
     }
 }
 
-/// Permit to run, passed to the next waiter on drop.
+/// Permit to run; passes to the next waiter on drop.
 pub(crate) type Permit = OwnedSemaphorePermit;
 
 impl ConcurrencyLimit {
-    /// Creates a queue with `max_slots` slots, maximum wait `max_wait` and concurrency `at_once`.
+    /// Creates a queue with `max_slots` slots, a maximum wait of `max_wait` and concurrency `at_once`.
     pub(crate) fn new(at_once: usize, max_slots: usize, max_wait: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(at_once));
         Self { permits, taken: AtomicUsize::new(0), max_slots, max_wait }
@@ -50,7 +50,7 @@ impl ConcurrencyLimit {
         Some(QueueSlots { taken: &self.taken, count })
     }
 
-    /// Waits for a permit, which the work keeps until it ends, even if its client disconnects.
+    /// Waits for a permit; the work holds it until the end, even if its client disconnects.
     pub(crate) async fn acquire(&self) -> Result<Permit, ApiError> {
         match timeout(self.max_wait, Arc::clone(&self.permits).acquire_owned()).await {
             Ok(permit) => permit.map_err(ApiError::failed),

@@ -100,7 +100,7 @@ impl Engine {
         Ok(Ticket { updates: received, unfinished })
     }
 
-    /// Registers an analysis, which sends the model a series of questions.
+    /// Registers an analysis before it sends its questions to the model.
     ///
     /// # Errors
     /// If the server is shutting down.
@@ -142,7 +142,7 @@ impl Engine {
         _ = self.commands.send(Command::Drain);
     }
 
-    /// Ends all calls with the error that the server is shutting down.
+    /// Ends all calls with a shutdown error.
     pub(crate) fn stop(&self) {
         self.shared.draining.store(true, Ordering::Release);
         _ = self.commands.send(Command::Stop);
@@ -152,13 +152,13 @@ impl Engine {
         self.shared.draining.load(Ordering::Acquire)
     }
 
-    /// Returns when no work is left after [`Engine::drain`], or when the engine has died.
+    /// Returns once no work is left after [`Engine::drain`], or once the engine has died.
     pub(crate) async fn drained(&self) {
         // An error means that the thread has ended.
         _ = self.state.clone().wait_for(|state| *state != EngineState::Running).await;
     }
 
-    /// Returns the reason when the engine has died.
+    /// Waits until the engine dies, and returns the reason.
     pub(crate) async fn died(&self) -> String {
         let mut state = self.state.clone();
         // An error means that the thread has ended.

@@ -56,7 +56,7 @@ pub enum ServerError {
         host: String,
         /// Port of the server.
         port: u16,
-        /// Error of the operating system.
+        /// Error from the operating system.
         source: io::Error,
     },
     /// The Unix socket is in use by another program.
@@ -76,7 +76,7 @@ pub enum ServerError {
     Socket {
         /// Path of the socket.
         path: PathBuf,
-        /// Error of the operating system.
+        /// Error from the operating system.
         source: io::Error,
     },
     /// The model cannot be served.
@@ -99,7 +99,7 @@ pub enum ServerError {
     CutOff {
         /// Number of calls.
         calls: usize,
-        /// Time that the calls had to finish.
+        /// Time that the calls were given to finish.
         after: Duration,
     },
     /// The server in another process is unreachable or does not respond.
@@ -107,7 +107,7 @@ pub enum ServerError {
     Unreachable {
         /// Expected address.
         address: String,
-        /// Error of the operating system.
+        /// Error from the operating system.
         source: io::Error,
     },
     /// The server in another process is not ready, or another program is listening at the address.

@@ -1,4 +1,4 @@
-//! Internal failures: clients see no details, and the log has one line with the cause.
+//! Internal failures: the log gets the cause in one line; clients see no details.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};

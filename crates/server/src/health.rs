@@ -1,4 +1,4 @@
-//! Health check of a running server, for supervisors that restart it if it is not ready.
+//! Health check of a running server, for supervisors that restart servers that are not ready.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::{ServerError, ServerOptions};
 
-/// Timeout for each of connecting, sending the request and receiving the answer.
+/// Timeout for each step: connecting, sending the request and receiving the answer.
 ///
 /// A server that is loading its model accepts connections but does not answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_LINE: u64 = 1024;
 const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
-/// Sends `/health` to a server in another process; returns its address if it is ready.
+/// Queries `/health` of a server in another process; returns its address if it is ready.
 ///
 /// Only the options that define the address are used.
 ///
@@ -62,7 +62,7 @@ fn status_on_port(host: &str, port: u16) -> io::Result<String> {
     Err(last)
 }
 
-/// Replaces the unspecified address, which a server binds to for all interfaces, with loopback.
+/// Replaces the unspecified address (all interfaces) with the loopback address.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address {
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// Result of the check against a server that sends only `answer`.
+    /// Checks a server that sends only `answer`, and returns the result.
     fn checked(answer: &'static str) -> Result<String, ServerError> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let options =

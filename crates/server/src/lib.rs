@@ -109,7 +109,7 @@ impl Handle {
     }
 }
 
-/// Bound address before the model is loaded. Clients can connect and wait.
+/// Server address, bound before the model is loaded so that clients can connect and wait.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};

@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 /// Maximum length in bytes of text that comes from a request or an error.
 const MAX_FIELD: usize = 1 << 10;
 
-/// Number of log lines of the process that were not written.
+/// Number of this process's log lines that were not written.
 static DROPPED_LINES: LazyLock<Counter> = LazyLock::new(Counter::default);
 /// Queue of lines for standard error.
 static STDERR: OnceLock<Queue> = OnceLock::new();
@@ -125,7 +125,7 @@ pub(crate) fn log_failure(requests: &str, cause: impl Display) {
     error!(request_id = %requests, cause = %Shortened(cause));
 }
 
-/// Value whose text is cut after [`MAX_FIELD`] bytes, followed by an ellipsis.
+/// Value whose text is cut after [`MAX_FIELD`] bytes and ends with an ellipsis.
 pub(crate) struct Shortened<T>(pub(crate) T);
 
 impl<T: Display> Display for Shortened<T> {
@@ -182,7 +182,7 @@ pub(crate) mod tests {
         _ = tracing::subscriber::set_global_default(LogFormat::Text.lines_to(|| Capture));
     }
 
-    /// Captured lines that contain `words`.
+    /// Returns the captured lines that contain `words`.
     pub(crate) fn lines_with(words: &str) -> Vec<String> {
         let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = str::from_utf8(&lines).unwrap().lines();

@@ -89,13 +89,13 @@ impl Metrics {
         Self { registry, ..metrics }
     }
 
-    /// Counts an answer; `route` is the server's name of the route, not the requested path.
+    /// Counts an answer; `route` is the server's name for the route, not the requested path.
     pub(crate) fn count_request(&self, route: &'static str, code: u16, time: Duration) {
         self.requests.get_or_create(&Answered { route, code }).inc();
         self.request_seconds.observe(time.as_secs_f64());
     }
 
-    /// Counts a rejection by the server itself, for a reason such as `queue_full`.
+    /// Counts a rejection by the server, with a reason such as `queue_full`.
     pub(crate) fn reject(&self, reason: &'static str) {
         self.rejected.get_or_create(&Rejected { reason }).inc();
     }

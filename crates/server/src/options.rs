@@ -26,7 +26,7 @@ const BOUNDS: [(&str, usize, usize); 6] = [
 ];
 /// Number of connections accepted beyond the limit, mainly for health checks and metrics.
 pub(crate) const RESERVE: usize = 16;
-/// Open files in addition to the connections: the reserve, the model's and the runtime's.
+/// Number of open files besides connections: for the reserve, the model and the runtime.
 const OTHER_FILES: usize = RESERVE + 48;
 
 /// Options of a server.
@@ -206,7 +206,7 @@ impl ServerOptions {
         self.wanted_connections().saturating_add(OTHER_FILES)
     }
 
-    /// Includes clients that a full queue rejects, because they occupy a connection too.
+    /// Requested number of connections; the default also covers clients that a full queue rejects.
     fn wanted_connections(&self) -> usize {
         let waiting = self.queue.saturating_add(self.parallel).saturating_mul(2);
         self.max_connections.unwrap_or_else(|| waiting.saturating_add(64).clamp(256, 4096))
@@ -255,7 +255,7 @@ impl ServerOptions {
         }
     }
 
-    /// Validates the model's names, which appear in JSON and log lines, and the server's host names.
+    /// Validates the host names, and the model's names because they appear in JSON and log lines.
     fn check_names(&self) -> Result<(), ServerError> {
         let is_name = |name: &str| !name.trim().is_empty() && !name.contains(char::is_control);
         let name = || "a non-empty name without control characters".to_owned();

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
 
-/// Forbids inline scripts and styles, framing, and everything from other servers.
+/// Policy that forbids inline scripts and styles, framing, and anything from other servers.
 pub(crate) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'";
 
@@ -16,7 +16,7 @@ pub(crate) struct PageFile {
     pub(crate) etag: String,
 }
 
-/// File at a URL path.
+/// Finds the file at a URL path.
 pub(crate) fn file(path: &str) -> Option<&'static PageFile> {
     FILES.iter().find(|file| file.path == path)
 }

@@ -14,7 +14,7 @@ use std::thread;
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 
-/// Number of stop requests; the first one drains the server, the second one ends it.
+/// Number of stop requests; the first drains the server, the second ends it immediately.
 pub(crate) type Stops = watch::Sender<usize>;
 
 /// Signal handlers of a server.
@@ -64,7 +64,7 @@ impl Signals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `bind`, which may create `socket`, while signals wait.
+    /// Runs `bind` with signals held back, because it may create `socket`.
     pub(crate) fn while_binding<T, E>(
         &self,
         socket: Option<PathBuf>,

@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 pub(crate) const THREADS: usize = 16;
 /// Maximum number of concurrent long requests. The remaining threads serve short requests.
 const LONG_AT_ONCE: usize = 10;
-/// Time after which the first grammar in the queue tries again.
+/// Time after which the first grammar in the queue is retried.
 const GRAMMAR_RETRY: Duration = Duration::from_millis(20);
 
 /// Reads requests on request threads, within limits.
@@ -29,7 +29,7 @@ pub(crate) struct RequestThreads {
     ///
     /// Connections and their bodies are limited already, so this queue needs no limit of its own.
     long: ConcurrencyLimit,
-    /// Queue of requests whose grammars find no free worker.
+    /// Queue of requests with grammars that are waiting for a free worker.
     grammars: ConcurrencyLimit,
     /// Maximum time in a queue.
     max_wait: Duration,
@@ -51,7 +51,7 @@ impl RequestThreads {
         Self { served, metrics, long, grammars, max_wait }
     }
 
-    /// Reads the body of request `id`, and runs `then` on the same thread to save a thread switch.
+    /// Reads the body of request `id` and runs `then` on the same thread to save a thread switch.
     ///
     /// Only a few long requests are read concurrently; the others wait.
     ///
@@ -104,7 +104,7 @@ impl RequestThreads {
         })
     }
 
-    /// Reads a long request in its turn; returns the body and `then` if no grammar worker is free.
+    /// Waits for a turn to read a long request; returns the body and `then` if no worker is free.
     async fn read_long<B, T, F>(
         &self,
         id: &Arc<str>,

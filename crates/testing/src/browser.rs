@@ -1,4 +1,4 @@
-//! Web pages in Chromium.
+//! Runs web pages in headless Chromium.
 
 use std::process::Command;
 

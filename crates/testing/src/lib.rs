@@ -27,7 +27,7 @@ pub const DEVICE_VARIABLE: &str = "GPT2_TEST_DEVICE";
 /// The value is `f32`, `f16` or `bf16`. The default is f32.
 pub const DTYPE_VARIABLE: &str = "GPT2_TEST_DTYPE";
 
-/// Sampling and search options for comparisons of machines, as in `generation_config.json`.
+/// Sampling and search options for comparing machines, as in `generation_config.json`.
 pub const SAMPLERS: [&str; 12] = [
     r#"{"top_k": 0}"#,
     r#"{"temperature": 1.7, "top_k": 40}"#,
@@ -45,7 +45,7 @@ pub const SAMPLERS: [&str; 12] = [
 
 /// Tolerance for f32 on GPUs, which sum in a different order and use a different exponential.
 const GPU_TOLERANCE: f64 = 1e-3;
-/// Tolerance for half precision, through all blocks.
+/// Tolerance for half precision after all blocks.
 const HALF_TOLERANCE: f64 = 2e-2;
 /// Tolerance for single elements in bf16, which rounds each value by up to 2^-9 of its size.
 ///
@@ -67,7 +67,7 @@ fn open_device() -> Device {
     let name = std::env::var(DEVICE_VARIABLE).unwrap_or_else(|_| "cpu".to_owned());
     let opened = match name.split_once(':').unwrap_or((&name, "0")) {
         ("cpu", _) => return Device::Cpu,
-        // Opened as in the program, with its settings.
+        // Opens the device as the program does, with its settings.
         ("cuda", index) => candle_gpt2_kernels::open_cuda(index.parse().expect("a GPU's number")),
         ("metal", index) => candle_gpt2_kernels::open_metal(index.parse().expect("a GPU's number")),
         _ => panic!("{DEVICE_VARIABLE}={name}: expected cpu, cuda, cuda:N or metal"),
@@ -179,7 +179,7 @@ impl Fixture {
         VarBuilder::from_tensors(self.tensors_below(prefix), DType::F32, &Device::Cpu)
     }
 
-    /// Metadata of the exporting script: its versions, and for a model its `config`.
+    /// Metadata from the exporting script: library versions, and the `config` of a model.
     pub fn recorded(&self) -> &serde_json::Value {
         &self.recorded
     }
@@ -228,7 +228,7 @@ fn folder_from_variable(variable: &str, content: &str) -> Option<PathBuf> {
     Some(folder)
 }
 
-/// Creates a temporary folder, which is removed with its contents when it is dropped.
+/// Creates a temporary folder that is removed with its contents when dropped.
 ///
 /// It is in the folder that `TMPDIR` names, because WASI has no other way to find one.
 ///
@@ -337,7 +337,7 @@ impl CheckpointFolder {
         self
     }
 
-    /// Replaces the last token of the tiny checkpoint with `token`, added and not special.
+    /// Replaces the last token of the tiny checkpoint with `token`, as a non-special added token.
     ///
     /// # Panics
     /// If the tokenizer cannot be read.
@@ -487,7 +487,7 @@ fn assert_within(
     );
 }
 
-/// Returns the largest difference, 0 if there are none, or NaN if any of them is NaN.
+/// Returns the largest difference: 0 if the list is empty, NaN if any difference is NaN.
 ///
 /// A bound check always fails for NaN.
 pub fn worst(differences: impl IntoIterator<Item = f64>) -> f64 {

@@ -20,7 +20,7 @@ pub struct MadeUpWeights {
 }
 
 impl MadeUpWeights {
-    /// Creates weights whose matrices have this format.
+    /// Creates weights with matrices in this format.
     pub fn new(format: NumberType) -> Self {
         Self { format, offset: 0 }
     }

@@ -15,10 +15,10 @@
 //! - `dictionary`: top-k on precomputed activations, hidden size 768, 6,144 latents with 32 active, 4,096
 //!   tokens.
 //!
-//! With a rank, it trains adapters of all linear layers instead of the weights. The output is one JSON line
-//! in the format of `python -m bench training`, which compares it with PyTorch (for `dictionary`,
-//! `python -m bench circuits` compares it with SAELens). Each run has one case, because the peak memory is
-//! that of the process.
+//! With `--lora-rank`, it trains adapters of all linear layers instead of the weights. The output is one JSON
+//! line in the format of `python -m bench training`, which compares it with PyTorch (for `dictionary`,
+//! `python -m bench circuits` compares it with SAELens). Each run has one case, because peak memory is
+//! measured per process.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -34,9 +34,9 @@ use candle_gpt2_training::{
     Lora, LoraConfig, Parameters, RowValues, Task, Trainer, Windows,
 };
 
-/// Number of steps that are not measured, because the first one allocates the gradients.
+/// Number of unmeasured steps; the first one allocates the gradients.
 const WARM_UP_STEPS: u64 = 2;
-/// Minimum number of steps and seconds of a measurement.
+/// Minimum steps and minimum seconds per measurement.
 const SHORTEST: (usize, f64) = (5, 5.0);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -140,7 +140,7 @@ fn measured(mut trainer: Trainer, data: &dyn Data) -> Result<f64, Box<dyn std::e
     Ok(seconds[seconds.len() / 2])
 }
 
-/// A step has as many tokens as a batch of texts, but runs no model.
+/// Batch size of the `dictionary` case, which reads precomputed activations and runs no model.
 const DICTIONARY_BATCH: usize = 32;
 const DICTIONARY_CONTEXT: usize = 128;
 const DICTIONARY_WIDTH: usize = 768;

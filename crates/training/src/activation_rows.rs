@@ -8,7 +8,7 @@ use candle_gpt2::{Gpt2Model, Pass};
 use crate::streams::{Permutation, Stream};
 use crate::{Data, Examples, TrainingError};
 
-/// Random access to the values of two hook points, one input and one output, for many tokens.
+/// Random access to the activations of many tokens, at an input and an output hook point.
 ///
 /// Several threads may read at the same time. [`ActivationRows`] uses it.
 pub trait RowValues: Send + Sync {
@@ -20,9 +20,9 @@ pub trait RowValues: Send + Sync {
         self.len() == 0
     }
 
-    /// Reads the values of the tokens with these indices, `(N, C)` and `(N, D)`.
+    /// Reads the activations of the tokens with these indices, `(N, C)` and `(N, D)`.
     ///
-    /// The indices are below [`RowValues::len`]. For a cross-layer transcoder, the values of all blocks are
+    /// The indices are below [`RowValues::len`]. For a cross-layer transcoder, the activations of all blocks are
     /// concatenated, `(L · N, C)` each.
     ///
     /// # Errors

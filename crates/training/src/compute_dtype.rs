@@ -15,7 +15,7 @@ number_type_for! {
 }
 
 impl ComputeDType {
-    /// Returns the dtype of tensors.
+    /// Returns candle's dtype for tensors of this type.
     pub fn dtype(self) -> DType {
         match self {
             Self::BF16 => DType::BF16,

@@ -1,7 +1,7 @@
 //! Confusion matrix of a classifier, with accuracy, precision, recall and F1.
 //!
-//! Precision is the fraction of rows predicted as a label that have it. Recall is the fraction of rows with a
-//! label that are predicted as it. F1 is their harmonic mean, `2 hits / (predicted + actual)`. A fraction
+//! Precision is the fraction of rows predicted as a label that actually have it. Recall is the fraction of rows
+//! with a label that are predicted as it. F1 is their harmonic mean, `2 hits / (predicted + actual)`. A fraction
 //! with a zero denominator is 0, as in scikit-learn. Macro F1 is the mean over the labels.
 
 use serde::{Deserialize, Serialize};
@@ -46,9 +46,9 @@ pub struct LabelReport {
     pub label: String,
     /// Number of rows with the label.
     pub rows: u64,
-    /// Fraction of rows predicted as the label that have it.
+    /// Fraction of rows predicted as the label that actually have it.
     pub precision: f64,
-    /// Fraction of rows with the label that are predicted as it.
+    /// Fraction of rows with the label that are predicted correctly.
     pub recall: f64,
     /// Harmonic mean of precision and recall.
     pub f1: f64,
@@ -84,7 +84,7 @@ impl Confusion {
         (0..labels).map(|label| self.f1(label)).sum::<f64>() / labels.max(1) as f64
     }
 
-    /// Creates a report, with the labels' names.
+    /// Creates a report with these label names.
     pub fn report(&self, names: &[String]) -> ClassificationReport {
         let labels = names.iter().enumerate().map(|(label, name)| LabelReport {
             label: name.clone(),
@@ -105,7 +105,7 @@ impl Confusion {
         share(2 * self.hits(label), self.predicted(label) + self.actual(label))
     }
 
-    /// Number of rows with the label that are predicted as it.
+    /// Number of rows with the label that are predicted correctly.
     fn hits(&self, label: usize) -> u64 {
         self.counts.get(label).and_then(|row| row.get(label)).copied().unwrap_or(0)
     }
@@ -129,7 +129,7 @@ fn share(part: u64, whole: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Results of scikit-learn 1.5's `classification_report` on the same rows.
+    /// Expects the results of scikit-learn 1.5's `classification_report` on the same rows.
     ///
     /// Precision 2/3, 1, 0; recall 1, 1/2, 0; F1 0.8, 2/3, 0.
     #[test]

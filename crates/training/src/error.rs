@@ -66,7 +66,7 @@ pub enum TrainingError {
         /// Path of the saved state, if there is one.
         state: Option<PathBuf>,
     },
-    /// The tokenizer trained on the data has fewer tokens than the configuration requires.
+    /// The tokenizer trained on the data has fewer tokens than the configuration's vocabulary.
     #[error(
         "{config}: `vocab_size` is {vocab_size}, but the tokenizer trained on the data has only {found} \
          tokens; lower it to {found}, or provide more text"
@@ -95,7 +95,7 @@ pub enum TrainingError {
     TooFewTokens {
         /// Part of the data, `training` or `held-out`.
         part: &'static str,
-        /// Number of tokens in it.
+        /// Number of tokens in this part.
         found: usize,
         /// Number of tokens that one window needs.
         needed: usize,
@@ -163,7 +163,7 @@ pub enum TrainingError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// Error of the operating system.
+        /// Error from the operating system.
         error: std::io::Error,
     },
     /// A checkpoint cannot be read or written, or text cannot be encoded.
@@ -180,13 +180,13 @@ impl TrainingError {
         matches!(self, Self::Interrupted { .. } | Self::Weights(WeightsError::Interrupted))
     }
 
-    /// Whether it is a usage error, as opposed to a failed job.
+    /// Whether this is a usage error, as opposed to a failed job.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::OptionOutOfRange { .. } | Self::Call { .. } | Self::NoRoom { .. })
     }
 }
 
-/// Difference between a saved training run and the one that should resume it.
+/// Difference between a saved training run and the run that should resume it.
 ///
 /// Part of a [`TrainingError::OtherState`].
 ///

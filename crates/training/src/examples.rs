@@ -1,15 +1,15 @@
 //! Training examples: rows of tokens with targets.
 //!
-//! Windows of text have a target at every token, which is the next token. Answers have targets only at their
-//! own tokens. Rows with labels have one target, at the last token. Steps take consecutive examples from an
-//! endless sequence. So a run can be resumed anywhere, and several processes can share a step.
+//! In windows of text, every token has a target: the next token. Answers have targets only at their own tokens.
+//! Rows with labels have one target, at the last token. Steps take consecutive examples from an endless
+//! sequence, so a run can be resumed anywhere, and several processes can share a step.
 
 use candle_core::{Device, Result, Tensor};
 use candle_gpt2::{Gpt2Model, Pass};
 
 use crate::{Batch, Windows};
 
-/// Examples that one pass computes, used by [`Trainer::evaluate`](crate::Trainer::evaluate).
+/// Examples that are computed in one pass, used by [`Trainer::evaluate`](crate::Trainer::evaluate).
 pub trait Examples {
     /// Targets of the predictions: token IDs or label indices.
     fn targets(&self) -> &[u32];
@@ -36,7 +36,7 @@ pub trait Examples {
         Ok(None)
     }
 
-    /// Computes the hidden states from which the targets are predicted, in the order of the targets.
+    /// Computes the hidden states that predict the targets, in the order of the targets.
     ///
     /// # Shapes
     /// `(…, C)`, one for each target.

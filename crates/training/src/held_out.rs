@@ -64,7 +64,7 @@ pub struct Evaluation {
 }
 
 impl HeldOut {
-    /// Creates held-out data from the tokens of text with `characters` characters.
+    /// Creates held-out data from the tokens of a text of `characters` characters.
     ///
     /// # Errors
     /// If there are fewer than two tokens, so that none can be predicted.
@@ -75,7 +75,7 @@ impl HeldOut {
         Ok(Self::Text { tokens: Box::new(tokens), characters })
     }
 
-    /// Creates held-out data from at least one row, with answers or with `labels` labels.
+    /// Creates held-out data from one or more rows, with answers or with `labels` labels.
     pub fn rows(rows: RowSet, labels: usize) -> Self {
         Self::Rows { rows, labels }
     }

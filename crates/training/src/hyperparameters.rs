@@ -8,7 +8,7 @@ use crate::{ComputeDType, DictionaryNumbers, OptimizerKind, Ramp, Schedule, Task
 
 /// Training hyperparameters.
 ///
-/// Training runs with the same hyperparameters, data and initial weights have the same result.
+/// Training runs with the same hyperparameters, data and initial weights produce the same result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hyperparameters {
     /// Number of optimizer steps.
@@ -38,14 +38,14 @@ pub struct Hyperparameters {
     pub beta_1: f64,
     /// Decay rate of the squared gradient's running mean.
     pub beta_2: f64,
-    /// Epsilon added to the square root in the denominator of a step.
+    /// Epsilon added to the square root in the denominator of an update.
     pub epsilon: f64,
-    /// Seed of all random numbers.
+    /// Seed of all random streams.
     pub seed: u64,
     /// Training task.
     #[serde(default, skip_serializing_if = "is_default")]
     pub task: Task,
-    /// Number of last blocks to train, with the final norm and the head; `None` trains everything.
+    /// Trains only the last N blocks, the final norm and the head; `None` trains everything.
     #[serde(default, skip_serializing_if = "is_default")]
     pub train_blocks: Option<usize>,
     /// Weight of each label's rows in the loss; `None` weights all labels equally.
@@ -54,10 +54,10 @@ pub struct Hyperparameters {
     /// Dtype of the computation.
     #[serde(default)]
     pub compute_dtype: ComputeDType,
-    /// Number of tokens per window by step, at most `context`; `None` means always `context`.
+    /// Schedule of the number of tokens per window, up to `context`; `None` always uses `context`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub context_ramp: Option<Ramp>,
-    /// Number of windows per batch by step, at most `batch_size`; `None` means always `batch_size`.
+    /// Schedule of the number of windows per batch, up to `batch_size`; `None` always uses `batch_size`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub batch_ramp: Option<Ramp>,
     /// Whether windows shorter than the model's context start at a random position, sampled per batch.
@@ -244,7 +244,7 @@ impl Hyperparameters {
         batches.max_by_key(|(windows, tokens)| windows * tokens).unwrap_or((self.batch_size, self.context))
     }
 
-    /// Returns the hyperparameters that differ in another training run: name, value here, value there.
+    /// Returns the hyperparameters that differ in another training run: name, own value, other value.
     pub(crate) fn differing(&self, other: &Self) -> Vec<(String, Value, Value)> {
         // Numbers are exact in JSON, and the keys are the field names.
         let keys = |numbers: &Self| match serde_json::to_value(numbers) {

@@ -81,7 +81,7 @@ impl LoraConfig {
     }
 }
 
-/// Frozen weights of a model with adapters for some of them.
+/// Frozen weights of a model, some of them with adapters.
 ///
 /// ```
 /// use candle_core::Device;
@@ -110,7 +110,7 @@ fn adapter_names(layer: &str) -> (String, String) {
 }
 
 impl Lora {
-    /// Creates adapters with fresh parameters for the weights of `base`, which stay frozen.
+    /// Creates fresh adapters for the weights of `base`; these weights stay frozen.
     ///
     /// A classification or choice head is trained in full, like PEFT's `modules_to_save`.
     ///
@@ -165,7 +165,7 @@ impl Lora {
         }
     }
 
-    /// Returns a weight with its separate adapter, if it has one.
+    /// Returns a weight together with its unmerged adapter, if it has one.
     fn matrix(
         &self,
         name: &str,

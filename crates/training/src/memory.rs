@@ -1,4 +1,4 @@
-//! Memory estimate for training, to reject a run before it starts if it does not fit.
+//! Memory estimate for training, used to reject a run that does not fit before it starts.
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
@@ -7,7 +7,7 @@ use candle_gpt2_kernels::{LOSS_ROWS, MAX_SCORES_ON_GPU};
 
 use crate::{ComputeDType, Hyperparameters};
 
-/// Returns an upper estimate of the memory for training, in bytes.
+/// Returns a conservative estimate of the memory that training needs, in bytes.
 ///
 /// It includes weights, gradients and both running means in f32, the activations stored for the backward
 /// pass, and one chunk of logits. With `recomputes`, a block stores only its input. If the CPU kernels are
@@ -30,7 +30,7 @@ pub fn estimated_bytes(
     recomputes: bool,
     device: &Device,
 ) -> u64 {
-    /// Weight, gradient, mean, mean of squares.
+    /// Copies of each parameter: weight, gradient, running mean, running mean of squares.
     const COPIES: u64 = 4;
     /// Number of values that a block stores per token, in units of the hidden size.
     ///
@@ -38,7 +38,7 @@ pub fn estimated_bytes(
     /// MLP before and after dropout (4), the masks (1) and the residual stream (2). Inner values of the MLP
     /// are counted separately.
     const KEPT_WIDTHS: u64 = 13;
-    /// Number of inner MLP values stored per inner unit: before and after the activation.
+    /// Number of values stored per inner MLP unit: before and after the activation.
     const KEPT_INNER: u64 = 2;
     const F32_BYTES: u64 = 4;
     /// Peak number of tensors in composed operations, each as large as scores plus a logits chunk.
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Smallest published GPT-2, 8 windows of 1,024 tokens.
+    /// Covers the smallest published GPT-2 with 8 windows of 1,024 tokens.
     #[test]
     fn bf16_halves_activations_but_stores_scores_and_logits() {
         let (config, numbers) =

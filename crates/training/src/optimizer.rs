@@ -77,7 +77,7 @@ impl Optimizer {
         Ok(Self { kind, means: means.collect::<Result<_>>()?, steps_done: 0 })
     }
 
-    /// Sets the number of steps behind the running means.
+    /// Sets the number of steps that the running means include.
     pub(crate) fn set_steps_done(&mut self, steps_done: u64) {
         self.steps_done = steps_done;
     }
@@ -92,7 +92,7 @@ impl Optimizer {
         self.means.iter().map(|(mean, square)| (mean, square))
     }
 
-    /// Clips the gradients to a global norm of `clip`, and performs one step.
+    /// Clips the gradients to a global norm of `clip` and performs one step.
     ///
     /// `gradients` are in the order of the parameters. This method sets `numbers.step` and
     /// `numbers.gradient_factor`. Returns the norm before clipping.
@@ -143,11 +143,11 @@ fn muon_step(parameter: &Var, gradient: &Tensor, momentum: &Var, numbers: &AdamW
     parameter.set(&(decayed - update.affine(size, 0.0)?)?)
 }
 
-/// Orthogonalizes a matrix: keeps its singular vectors and brings its singular values near 1.
+/// Orthogonalizes a matrix: keeps its singular vectors and brings its singular values close to 1.
 ///
 /// This runs five steps of the Newton-Schulz iteration with Muon's coefficients. Each step multiplies the
-/// matrix by a polynomial in its Gram matrix. The Gram matrix is square with the smaller dimension of the
-/// matrix, so the polynomials are multiplied with each other first.
+/// matrix by a polynomial in its Gram matrix. The Gram matrix has only the smaller dimension of the matrix, so
+/// multiplying the polynomials with each other first is cheaper.
 fn orthogonalized(matrix: &Tensor) -> Result<Tensor> {
     const STEPS: usize = 5;
     const COEFFICIENTS: [f64; 3] = [3.4445, -4.775, 2.0315];

@@ -92,7 +92,7 @@ impl Parameters {
 
     /// Applies the changes of [`Initialization::Mimetic`].
     fn begin_mimetic(&self, config: &Gpt2Config) -> Result<()> {
-        /// Scale of the first block's heads, which makes their output as long as a token's embedding.
+        /// Scale of the first block's heads; with it, their output is as long as a token's embedding.
         const FIRST_BLOCK: f64 = 0.15;
         if let Some(wpe) = self.get("wpe.weight") {
             wpe.set(&sinusoids(config, wpe.device())?)?;
@@ -162,7 +162,7 @@ impl Parameters {
         c_proj.set(&c_proj.slice_assign(&[0..width, 0..size], &read)?)
     }
 
-    /// Returns parameters for another configuration: existing ones by name, and fresh ones for the rest.
+    /// Adapts the parameters to another configuration: reuses them by name and creates the missing ones.
     ///
     /// # Errors
     /// If allocation fails on the device.
@@ -179,7 +179,7 @@ impl Parameters {
         Ok(Self { named: named.collect::<Result<_>>()? })
     }
 
-    /// Splits the parameters into trained and fixed ones.
+    /// Splits the parameters into trainable and fixed ones.
     ///
     /// If `train_blocks` is set, the embeddings and all but the last `train_blocks` blocks are fixed.
     /// Cross-attention is always fixed, because training has no encoder hidden states.
@@ -259,7 +259,7 @@ impl Parameters {
         self.named.iter().find(|(known, _)| known == name).map(|(_, variable)| variable)
     }
 
-    /// Number of trainable values.
+    /// Number of trainable parameters.
     pub fn count(&self) -> usize {
         self.named.iter().map(|(_, variable)| variable.elem_count()).sum()
     }

@@ -1,7 +1,7 @@
 //! Hyperparameters that grow during training: tokens per window, windows per batch.
 //!
 //! Short windows and small batches at the beginning save much of the computation. Sources: sequence length
-//! warmup (arXiv:2108.06084); a smaller product of both makes induction heads form earlier
+//! warmup (arXiv:2108.06084); a smaller product of the two makes induction heads form earlier
 //! (arXiv:2511.16893).
 
 use std::fmt;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
-/// Piecewise constant schedule of a number over the steps.
+/// Piecewise constant schedule of an integer over the training steps.
 ///
 /// ```
 /// use candle_gpt2_training::Ramp;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Ramp {
-    /// Values with the number of completed steps from which they apply; the first is 0.
+    /// Stages: the number of completed steps at which each begins (0 for the first), and its value.
     stages: Vec<(u64, usize)>,
 }
 
@@ -32,7 +32,7 @@ impl Ramp {
         Self { stages: vec![(0, value)] }
     }
 
-    /// Returns the values with the number of completed steps from which they apply; the first is 0.
+    /// Returns the stages: completed steps at which each begins (0 for the first), and its value.
     pub fn stages(&self) -> &[(u64, usize)] {
         &self.stages
     }

@@ -8,7 +8,7 @@ use candle_gpt2::{Gpt2Model, Pass};
 use crate::streams::{Stream, shuffle};
 use crate::{Data, Examples};
 
-/// Input tokens, with targets at the last of them. A [`RowSet`] contains rows.
+/// Input tokens, with targets for the last ones. A [`RowSet`] contains rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     /// Token IDs, at least one.
@@ -19,7 +19,7 @@ pub struct Row {
     pub targets: Arc<[u32]>,
 }
 
-/// Rows that one pass computes, returned by [`RowSet::batches`].
+/// Rows that are computed in one pass, returned by [`RowSet::batches`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
     inputs: Vec<Arc<[u32]>>,
@@ -43,7 +43,7 @@ pub struct RowSet {
     rows: Vec<Row>,
     label_weights: Option<Vec<f32>>,
     seed: u64,
-    /// Most recently used epoch and its order, which all batches of the epoch share.
+    /// Most recently used epoch and its order; all batches of the epoch share it.
     order: Mutex<(Option<u64>, Vec<usize>)>,
 }
 

@@ -1,4 +1,4 @@
-//! Rows of every batch that one of several data-parallel processes computes.
+//! Data-parallel shares: the rows of every batch that each process computes.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use candle_core::{Device, Result, Tensor};
 
 use crate::{Parameters, TrainingError};
 
-/// Equal share of every batch for one process.
+/// One process's equal share of every batch.
 ///
 /// ```
 /// use candle_gpt2_training::Share;

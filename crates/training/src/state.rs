@@ -21,7 +21,7 @@ use crate::{Evaluation, Hyperparameters, Lora, StateDifference, Trainer, Trainin
 
 /// Name of the file in the run's folder.
 pub const FILE_NAME: &str = "training-state.safetensors";
-/// Key of the progress in the file's metadata; the value starts with the file's CRC-32 in hexadecimal.
+/// Metadata key of the progress; its value starts with the file's CRC-32 in hexadecimal.
 ///
 /// The CRC-32 is computed with zeros in place of the digits.
 const KEY: &str = "gpt2-training";
@@ -30,13 +30,13 @@ const NO_CHECKSUM: &str = "00000000";
 /// Size of the header length at the start of a safetensors file, in bytes.
 const HEADER_START: usize = 8;
 
-/// Progress in a saved state, in addition to its tensors.
+/// Progress stored in a saved state, alongside its tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Identity of the model, see [`model_of`].
     pub model: Value,
     pub numbers: Hyperparameters,
-    /// Fingerprint of the data and its tokenizer.
+    /// Fingerprint of the data and the tokenizer.
     pub data_fingerprint: u64,
     pub steps_done: u64,
     pub best: Option<Best>,
@@ -50,7 +50,7 @@ pub struct Progress {
     pub log: Option<LogChecksum>,
 }
 
-/// Number and CRC-32 of the log's entries, without times because these differ between equal runs.
+/// Number and CRC-32 of the log's entries, without times, which differ between equal runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogChecksum {
     pub entries: u64,
@@ -126,7 +126,7 @@ fn checksum_digits(bytes: &[u8]) -> Option<Range<usize>> {
     (digits.end <= header.len()).then_some(digits)
 }
 
-/// Computes the checksum of a file, independent of its current digits.
+/// Computes the checksum of a file, regardless of its current digits.
 fn checksum(bytes: &[u8], digits: &Range<usize>) -> String {
     let mut hasher = crc32fast::Hasher::new();
     for part in [&bytes[..digits.start], NO_CHECKSUM.as_bytes(), &bytes[digits.end..]] {
@@ -154,7 +154,7 @@ fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingEr
 
 /// Restores the state of the run in `folder` into a fresh trainer and returns the progress.
 ///
-/// Returns `None` if there is no state. The state must be of the same training run, on data with this
+/// Returns `None` if there is no state. The state must come from the same training run, on data with this
 /// fingerprint.
 pub fn load(
     folder: &Path,

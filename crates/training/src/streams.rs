@@ -2,25 +2,25 @@
 
 use candle_gpt2_arithmetic::{RandomStream, mix_bits};
 
-/// Purpose of random numbers.
+/// Purpose of a random stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Stream {
     /// Weights of a fresh model.
     Initialization,
     /// Order of the windows in an epoch.
     Epoch(u64),
-    /// Dropout of one pass, numbered over all steps.
+    /// Dropout of one pass; passes are numbered over all steps.
     Dropout(u64),
     /// Weights of a fresh head on a checkpoint.
     Head,
-    /// Start of a window, numbered over all epochs: in its text, and among the positions.
+    /// Start of a window, in its text and among the positions; numbered over all epochs.
     Window(u64),
 }
 
 impl Stream {
-    /// Returns the generator for this purpose under `seed`.
+    /// Returns the generator for this purpose and seed.
     pub(crate) fn generator(self, seed: u64) -> RandomStream {
-        /// Number of streams per purpose, far more than a run has passes and epochs.
+        /// Number of streams per purpose, far larger than any run's number of passes and epochs.
         const PER_PURPOSE: u64 = 1 << 60;
         let stream = match self {
             Self::Initialization => 0,
@@ -33,7 +33,7 @@ impl Stream {
     }
 }
 
-/// Shuffles items with the generator (Fisher and Yates).
+/// Shuffles items with the generator (Fisher-Yates).
 pub(crate) fn shuffle<T>(items: &mut [T], generator: &mut RandomStream) {
     for last in (1..items.len()).rev() {
         // The result is below `last + 1`, so it is a valid index.

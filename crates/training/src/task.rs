@@ -25,7 +25,7 @@ pub enum Task {
     Classify,
     /// Answering: predict `completion` and the end token after `prompt`.
     Answer,
-    /// Dictionary learning: represent a model's activations at a hook point as a sum of few directions.
+    /// Dictionary learning: represent a model's activations at a hook point as a sum of a few directions.
     ///
     /// The data is text or shards of activations.
     Dictionary,

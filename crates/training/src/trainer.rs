@@ -41,20 +41,20 @@ pub struct Trainer {
     parameters: Parameters,
     weights: Weights,
     optimizer: Optimizer,
-    /// Gradients of the last step, whose memory the next step reuses.
+    /// Gradients of the last step; the next step reuses their memory.
     gradients: Vec<Tensor>,
     recomputes: bool,
     interrupt: Option<Interrupt>,
     device: Device,
 }
 
-/// Weights that the model computes with.
+/// Weights that the model uses.
 enum Weights {
-    /// Trained parameters, and parameters that stay fixed.
+    /// Trained parameters, and parameters that remain fixed.
     Trained { model: Box<Gpt2Model>, fixed: HashMap<String, Tensor> },
     /// Fixed weights and trained adapters; the model is rebuilt for every pass.
     Adapted(Lora),
-    /// Fixed model, and a trained dictionary of its activations at a hook point.
+    /// Fixed model, and a dictionary that is trained on its activations at a hook point.
     Explained(Box<Learner>),
 }
 
@@ -71,7 +71,7 @@ impl Trainer {
         Self::with_fixed(config, parameters, HashMap::new(), numbers)
     }
 
-    /// Creates a trainer for some parameters of a model.
+    /// Creates a trainer for a subset of a model's parameters.
     ///
     /// The other parameters are `fixed` and need no gradients.
     ///
@@ -157,7 +157,7 @@ impl Trainer {
 
     /// Sets whether blocks store only their inputs and are recomputed for the backward pass.
     ///
-    /// The gradients stay the same. Recomputing saves memory and takes a third more time.
+    /// The gradients are identical. Recomputing saves memory and takes a third more time.
     pub fn recomputing(self, recomputes: bool) -> Self {
         Self { recomputes, ..self }
     }
@@ -257,7 +257,7 @@ impl Trainer {
         }
     }
 
-    /// Computes the loss of the next step, as the mean over its batches, and the gradients of a dictionary.
+    /// Computes a dictionary's loss for the next step, as the mean over batches, and its gradients.
     fn dictionary_gradients(
         &mut self,
         data: &dyn Data,
@@ -309,14 +309,14 @@ impl Trainer {
         data.tokens(first, count)
     }
 
-    /// Returns the index of the first example of the next step, and the number of examples.
+    /// Returns the index of the next step's first example, and its number of examples.
     fn examples_of_step(&self) -> (u64, usize) {
         let steps_done = self.steps_done();
         let count = self.numbers.batch_size_at(steps_done) * self.numbers.accumulate;
         (self.numbers.examples_before(steps_done), count)
     }
 
-    /// Reuses the memory of gradients without other owners for the gradients of the next step.
+    /// Lets the next step reuse the memory of these gradients, if they have no other owners.
     pub fn use_memory_of(&mut self, gradients: Vec<Tensor>) {
         self.gradients = gradients;
     }
@@ -382,7 +382,7 @@ impl Trainer {
         Ok(StepReport { step, loss, gradient_norm, learning_rate })
     }
 
-    /// Computes the mean loss of the examples, without dropout and gradients.
+    /// Computes the mean loss of the examples, without dropout or gradients.
     ///
     /// # Errors
     /// If allocation fails on the device, or the computation is interrupted.
@@ -393,7 +393,7 @@ impl Trainer {
         Ok(loss.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()?)
     }
 
-    /// Computes the logits of the examples' predictions, without dropout and gradients.
+    /// Computes the logits of the examples' predictions, without dropout or gradients.
     ///
     /// # Shapes
     /// One row per target: `(N, V)`, or `(N, num_labels)` for a classifier.
@@ -428,7 +428,7 @@ impl Trainer {
         (losses * weights)?.sum_all()? / examples.weight()
     }
 
-    /// Returns the hidden states that predict the targets, `(…, C)`, and the weight of the head.
+    /// Returns the hidden states that predict the targets, `(…, C)`, and the head's weight.
     fn hidden_states(
         &self,
         examples: &dyn Examples,
@@ -518,7 +518,7 @@ impl Trainer {
         }
     }
 
-    /// Writes the dictionary, and returns whether one is trained.
+    /// Writes the dictionary if one is trained; returns whether it did.
     ///
     /// The format is SAELens's: [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
     /// [`CONFIG_FILE`](crate::CONFIG_FILE). A cross-layer transcoder has the format of circuit-tracer:
@@ -561,7 +561,7 @@ impl Trainer {
         &self.numbers
     }
 
-    /// Current values of the trained parameters, of the model, its adapters or the dictionary.
+    /// Current values of the trained parameters: those of the model, its adapters or the dictionary.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }

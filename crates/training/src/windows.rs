@@ -53,7 +53,7 @@ impl Tokens for Vec<u32> {
     }
 }
 
-/// Maximum number of windows in an epoch with a stored order, which takes up to 8 MiB.
+/// Maximum number of windows per epoch for which the order is stored, in up to 8 MiB.
 const MAX_STORED_WINDOWS: usize = 1 << 20;
 
 /// Windows of `context` tokens, each with its next tokens as targets.
@@ -76,11 +76,11 @@ pub struct Windows<'a> {
     seed: u64,
     /// Stages with different window lengths, in order; at least one.
     stages: Vec<Stage>,
-    /// Number of positions of the model, if windows start at a random position.
+    /// Context length of the model, if windows start at a random position.
     n_positions: Option<usize>,
     /// Fraction of windows that start at a document boundary, and the token that ends a document.
     document_starts: Option<(f64, u32)>,
-    /// Order of the most recently used epoch, which all its batches share.
+    /// Order of the most recently used epoch; all its batches share it.
     order: Mutex<Order>,
 }
 
@@ -106,7 +106,7 @@ pub struct Batch {
 }
 
 impl<'a> Windows<'a> {
-    /// Creates the windows of `tokens` under `seed`.
+    /// Creates the windows of `tokens`, in an order determined by `seed`.
     ///
     /// # Errors
     /// If there are too few tokens for one window.
@@ -125,7 +125,7 @@ impl<'a> Windows<'a> {
 
     /// Creates the windows of a training run, with lengths and starts set by its hyperparameters.
     ///
-    /// `end` is the token that ends a document, and `n_positions` is the model's number of positions.
+    /// `end` is the token that ends a document, and `n_positions` is the model's context length.
     ///
     /// ```
     /// use candle_gpt2_training::{Hyperparameters, Windows};
@@ -260,7 +260,7 @@ struct Order {
 /// Permutation of an epoch's windows.
 enum WindowOrder {
     Stored(Vec<usize>),
-    /// Computed on demand, for data sets whose order would take too much memory.
+    /// Computed on demand, for data sets whose order would need too much memory.
     Computed(Permutation),
 }
 
@@ -405,7 +405,7 @@ mod tests {
         assert!(begins(1.0) >= 398, "all but the windows at the very end");
     }
 
-    /// Fixed order of a seed; a different one would change the results of resumed runs.
+    /// Pins the order for a seed; a different order would change the results of resumed runs.
     #[test]
     fn order_of_a_seed_is_stable() {
         let tokens: Vec<u32> = (0..100).collect();
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(batch.targets[5], batch.inputs[5] + 1);
     }
 
-    /// Fixed order of a seed, computed on demand; a different one would change resumed runs.
+    /// Pins the on-demand order for a seed; a different order would change resumed runs.
     #[test]
     fn computed_order_of_a_seed_is_stable() {
         let windows = Windows::new(IndexTokens(3 * MAX_STORED_WINDOWS), 2, 5).unwrap();
@@ -473,7 +473,7 @@ mod tests {
         assert_ne!(address(), first, "the next epoch has its own");
     }
 
-    /// The compiler checks this.
+    /// Compile-time check.
     #[test]
     fn windows_are_send_and_sync() {
         fn assert_shared<T: Send + Sync>() {}

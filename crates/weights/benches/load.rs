@@ -1,4 +1,4 @@
-//! Benchmark of loading GPT-2 124M, for every dtype of the file and of the loaded weights.
+//! Benchmark of loading GPT-2 124M, for every combination of file dtype and loaded dtype.
 //!
 //! The loading time is compared with a plain read of the file, and the peak memory with the loaded weights.
 //!
@@ -18,7 +18,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Parameter, expected_parameters};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Orientation, checkpoint_shape};
 
-/// Loads per measurement. The fastest one counts, because other work on the machine only adds time.
+/// Number of loads per measurement; the fastest counts, since other work only adds time.
 const ROUNDS: usize = 3;
 
 fn main() {

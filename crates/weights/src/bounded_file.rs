@@ -100,7 +100,7 @@ mod tests {
         }
     }
 
-    /// Reads from `/proc`, which reports a size of zero for files that contain text.
+    /// Checks files in `/proc`, which contain text but report a size of zero.
     #[cfg(target_os = "linux")]
     #[test]
     fn limit_applies_to_bytes_actually_read() {

@@ -5,9 +5,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Maximum bytes of a word that is searched linearly for its best pair; longer words use a heap.
+/// Maximum length in bytes of words merged by linear search; longer words use a heap.
 const SHORT: usize = 48;
-/// Rank of a pair without a merge.
+/// Rank of pairs that have no merge.
 const NO_RANK: u32 = u32::MAX;
 
 /// Merges of a vocabulary.
@@ -21,7 +21,7 @@ pub(crate) struct BytePairs {
 #[derive(Debug, Clone, Copy)]
 struct Merge {
     pair: (u32, u32),
-    /// [`NO_RANK`] in an empty slot.
+    /// Rank of the merge; [`NO_RANK`] if the slot is empty.
     rank: u32,
     token: u32,
 }
@@ -30,7 +30,7 @@ struct Merge {
 #[derive(Debug, Default)]
 pub(crate) struct Parts(Vec<Part>);
 
-/// Token of a partially merged word, with its possible merge with the next token.
+/// Token of a partially merged word, and its possible merge with the next token.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     token: u32,

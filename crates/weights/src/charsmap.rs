@@ -6,7 +6,7 @@
 
 use std::mem::size_of;
 
-/// Maximum size of a map; the one for NFKC with case folding has 310 kB.
+/// Maximum size of a map; the one for NFKC with case folding is 310 kB.
 const MAX_BYTES: usize = 2 << 20;
 /// Maximum length of a key in bytes. Unicode's keys have at most 18 bytes.
 const MAX_KEY_BYTES: usize = 128;
@@ -27,7 +27,7 @@ pub(crate) struct Charsmap {
     growth: CharsmapGrowth,
 }
 
-/// Worst-case growth by a map, per input byte.
+/// Worst-case growth of text by a map, per input byte.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CharsmapGrowth {
     pub(crate) total: f64,
@@ -90,7 +90,7 @@ impl Charsmap {
 
     /// Returns the replacement that a value unit refers to.
     fn replacement(&self, unit: u32) -> Option<&str> {
-        /// All bits except the highest.
+        /// Mask that clears the value bit.
         const VALUE: u32 = u32::MAX >> 1;
         let start = (unit & VALUE) as usize;
         let rest = self.replacements.get(start..)?.as_bytes();
@@ -161,7 +161,7 @@ impl CharsmapGrowth {
     }
 }
 
-/// Returns the byte of a unit together with the value bit, so that a value unit matches no byte.
+/// Returns the byte of a unit, including the value bit so that a value unit matches no byte.
 fn label(unit: u32) -> u32 {
     unit & (1 << 31 | 0xff)
 }
@@ -170,7 +170,7 @@ fn has_value(unit: u32) -> bool {
     unit >> 8 & 1 == 1
 }
 
-/// Returns the offset to the children's units, which is combined by XOR.
+/// Returns the offset of the child units, which is XORed with the unit's own index.
 fn offset(unit: u32) -> usize {
     (unit as usize >> 10) << ((unit & 1 << 9) >> 6)
 }

@@ -8,7 +8,7 @@ use crate::{Checkpoint, WeightsError, mistaken_file};
 
 /// Separate file that contains the chat template.
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
-/// Maximum size of the file. Templates of other models have tens of kilobytes.
+/// Maximum size of the file. Other models' templates are tens of kilobytes.
 const MAX_BYTES: u64 = 1 << 20;
 
 impl Checkpoint {

@@ -46,7 +46,7 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// Opened checkpoint whose configuration is read and whose tensors are listed and checked.
+/// Opened checkpoint: its configuration is read, and its tensors are listed and checked.
 ///
 /// Opening reads no values, with one exception: if the configuration ties the output head but the
 /// file has a separate one, it is compared with the embedding.
@@ -69,7 +69,7 @@ pub struct Checkpoint {
     /// Source of the files next to the weights.
     pub(crate) siblings: Files,
     pub(crate) naming: Naming,
-    /// Name of the configuration's file, or a description of its location in the weights.
+    /// Configuration file name, or a description of its location in the weights.
     configuration: &'static str,
     /// Text of `config.json`.
     pub(crate) config_text: Option<String>,
@@ -111,7 +111,7 @@ impl Checkpoint {
         Self::open_watched(path.as_ref(), options, &|_| ())
     }
 
-    /// Opens a checkpoint like [`Checkpoint::open_with`], and can be interrupted by `progress`.
+    /// Opens a checkpoint like [`Checkpoint::open_with`]; `progress` can interrupt it.
     ///
     /// Only one step of opening can take long: comparing the embedding with an output head that may
     /// contradict the configuration. `progress` is called during that step, without byte counts.
@@ -293,7 +293,7 @@ impl Checkpoint {
         &self.naming.orientation_evidence
     }
 
-    /// Describes every other decision made while opening.
+    /// Describes all other decisions made while opening the checkpoint.
     pub fn rules(&self) -> &[String] {
         &self.rules
     }
@@ -324,7 +324,7 @@ impl Checkpoint {
         self.naming.buffers.iter().map(|index| &self.source.tensors[*index])
     }
 
-    /// Returns tensors whose dtype holds no weights, such as integers, which the model ignores.
+    /// Returns the tensors that the model ignores because of their dtype, such as integers.
     pub fn skipped(&self) -> impl Iterator<Item = &StoredTensor> {
         self.naming.skipped.iter().map(|index| &self.source.tensors[*index])
     }
@@ -334,7 +334,7 @@ impl Checkpoint {
         self.naming.tied_head.map(|index| &self.source.tensors[index])
     }
 
-    /// Returns the number of distinct parameters in the files. Biases that are not stored do not count.
+    /// Returns the number of distinct parameters in the files. Missing biases do not count.
     pub fn stored_parameter_count(&self) -> usize {
         let sources = self.naming.parameters.values().filter(|(from, _)| *from != Origin::Zeros);
         sources.map(|(_, parameter)| parameter.shape.iter().product::<usize>()).sum()
@@ -345,7 +345,7 @@ impl Checkpoint {
         self.stored_matrix("wte.weight")?.shape.first().copied()
     }
 
-    /// Returns the tensor of a parameter that is stored in one piece.
+    /// Returns the tensor of a parameter that is stored as a single tensor.
     pub(crate) fn stored_matrix(&self, name: &str) -> Option<&StoredTensor> {
         match self.naming.parameters.get(name) {
             Some((Origin::Whole(index), _)) => self.source.tensors.get(*index),
@@ -376,7 +376,7 @@ impl Checkpoint {
         Some((stored.rows(0..rows)?, is_turned))
     }
 
-    /// Checks that the tensors are exactly those of the configured model.
+    /// Checks that the tensors exactly match the configured model.
     ///
     /// # Errors
     /// If they differ; the error lists all differences.
@@ -435,7 +435,7 @@ impl Checkpoint {
     }
 }
 
-/// Describes a head other than the plain language-model head.
+/// Describes the head, unless it is the plain language-model head.
 fn head_rule(config: &Gpt2Config) -> Option<String> {
     let (class, labels) = (config.head.class_name(), config.num_labels());
     match config.head {
@@ -497,7 +497,7 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
         let names: Vec<&str> = names.collect();
         let more = if naming.skipped.len() > SHOWN { ", …" } else { "" };
         rules.push(format!(
-            "{} tensors with dtypes that hold no weights are not parameters and are ignored: {}{more}",
+            "{} tensors with dtypes that cannot hold weights are not parameters and are ignored: {}{more}",
             naming.skipped.len(),
             names.join(", ")
         ));

@@ -1,7 +1,7 @@
 //! Single file of a checkpoint, read one range at a time.
 //!
-//! A file that is mapped or held in memory is borrowed without a copy. Of any other file, only the ranges
-//! in use are in memory.
+//! Bytes of a mapped or in-memory file are borrowed without a copy. For all other files, only the ranges in
+//! use are in memory.
 
 use std::borrow::Cow;
 use std::io;
@@ -121,7 +121,7 @@ impl CheckpointFile {
         self.read(0..self.len.min(count))
     }
 
-    /// Runs `parse` on the bytes after `start`; `parse` must find the end of its data itself.
+    /// Runs `parse` on the bytes after `start`; `parse` must itself detect the end of its data.
     ///
     /// In-memory files pass everything up to `limit` at once. Other files pass growing prefixes until
     /// `parse` succeeds or `limit` is reached.

@@ -18,7 +18,7 @@ pub(crate) const SPECIAL: [(&str, &str); 4] =
 pub(crate) const GROWTH: f64 = 3.0;
 /// Memory in bytes per byte of NFC output: two strings, three offset lists and their spare capacity.
 pub(crate) const BYTES_PER_BYTE: f64 = 96.0;
-/// Ranges of removed characters, both ends inclusive.
+/// Inclusive ranges of characters to remove.
 const REMOVED: [(char, char); 5] =
     [('\0', '\x08'), ('\x0b', '\x1f'), ('\x7f', '\u{a0}'), ('\u{ad}', '\u{ad}'), ('\u{200b}', '\u{200b}')];
 /// Ranges of characters that become spaces.

@@ -22,7 +22,7 @@ use crate::tokenizer::{
 };
 use crate::{Checkpoint, Tokenizer, WeightsError, mistaken_file};
 
-/// File that maps the roles of special tokens to tokens.
+/// File that maps special-token roles to tokens.
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 /// Settings of the tokenizer that accompany its vocabulary.
 const TOKENIZER_FILES: [&str; 3] = [TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS];
@@ -32,9 +32,9 @@ const ADDED_TOKENS: &str = "added_tokens.json";
 const MODEL_FILES: [&str; 3] = [GENERATION_CONFIG, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON];
 /// Chat template file of older processors.
 const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
-/// Fields of `config.json` without effect on a language model.
+/// Fields of `config.json` that do not affect a language model.
 ///
-/// Fields of other heads, `summary_…`, also have none.
+/// The `summary_…` fields of other heads do not either.
 const WITHOUT_EFFECT: [&str; 8] = [
     "transformers_version",
     "use_cache",
@@ -45,11 +45,11 @@ const WITHOUT_EFFECT: [&str; 8] = [
     "_name_or_path",
     "architectures",
 ];
-/// Maximum number of unknown `config.json` fields that are tried one by one.
+/// Maximum number of unknown `config.json` fields that are tested one by one.
 const MAX_FIELDS: usize = 200;
-/// Folder of additional chat templates, which are not supported.
+/// Folder for additional chat templates, a feature that is not supported.
 const MORE_TEMPLATES: &str = "additional_chat_templates";
-/// Keys of `config.json` that are aliases of known ones, or that are regenerated.
+/// Keys of `config.json` that are aliases of known keys, or are regenerated.
 const REPLACED: [&str; 8] = [
     "num_attention_heads",
     "hidden_size",
@@ -108,11 +108,11 @@ pub struct Companions {
     tokenizer: Option<Tokenizer>,
     /// Files to write unchanged, by name.
     files: Vec<(String, Vec<u8>)>,
-    /// Fields of `config.json` that the configuration does not know.
+    /// Unrecognized fields of `config.json`.
     config: Vec<(String, Box<RawValue>)>,
     /// Chat templates by name, the default one first.
     templates: Vec<(String, String)>,
-    /// GGUF metadata that a folder cannot express.
+    /// GGUF metadata that a folder cannot store.
     metadata: Metadata,
     /// Notes on settings of the source that are not preserved.
     dropped_settings: Vec<String>,
@@ -179,7 +179,7 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// Returns the fields of `config.json` that the configuration does not know, as raw JSON.
+    /// Returns the unrecognized fields of `config.json` as raw JSON.
     fn unknown_fields(&self) -> Vec<(String, Box<RawValue>)> {
         let Some(text) = &self.config_text else { return Vec::new() };
         let known = self.config().to_json();
@@ -268,7 +268,7 @@ impl Companions {
         notes
     }
 
-    /// Returns GGUF metadata besides the model and token lists, with notes on lost settings.
+    /// Returns GGUF metadata other than the model and token lists, and notes on lost settings.
     ///
     /// It covers special tokens, chat templates and the extra keys of a GGUF source.
     pub(crate) fn gguf_settings(
@@ -402,7 +402,7 @@ impl Companions {
         }
     }
 
-    /// Adds a file of a folder, if it exists.
+    /// Adds a file from a folder, if it exists.
     fn add(&mut self, files: &Files, folder: &Path, name: &str) -> Result<(), WeightsError> {
         let path = folder.join(name);
         if files.is_file(&path) {

@@ -13,7 +13,7 @@ use crate::{WeightsError, mistaken_file};
 
 /// File with the generation defaults.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
-/// Maximum size of a configuration file; real ones have a few kilobytes.
+/// Maximum size of a configuration file; real ones are a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Head dimension of every published GPT-2, assumed if the number of heads is not recorded.
 const USUAL_HEAD_DIM: usize = 64;
@@ -25,7 +25,7 @@ pub(crate) struct FoundConfig {
     pub(crate) name: &'static str,
     /// Description of the origin.
     pub(crate) rule: String,
-    /// Whether the number of heads is not recorded and the usual one is assumed.
+    /// Whether the number of heads is missing and was inferred from the usual head dimension.
     pub(crate) has_guessed_heads: bool,
     /// Text of `config.json`.
     pub(crate) text: Option<String>,
@@ -111,7 +111,7 @@ fn parse(
     }
 }
 
-/// Reads the text of a JSON settings file, and rejects files of other kinds.
+/// Reads the text of a JSON settings file, and rejects anything else.
 fn settings_text(files: &Files, path: &Path) -> Result<String, WeightsError> {
     let bytes = files.read_small(path, MAX_CONFIG_BYTES)?;
     if let Some(what) = mistaken_file::misidentified(&bytes, "configuration") {
@@ -136,7 +136,7 @@ fn from_hparams(text: &str) -> Result<Gpt2Config, ConfigError> {
     Gpt2Config::from_json(&Value::Object(hparams).to_string())
 }
 
-/// Sizes of a model of "Build a Large Language Model (From Scratch)", read from its tensors.
+/// Model sizes for "Build a Large Language Model (From Scratch)", read from the tensors.
 struct ScratchBookSizes {
     vocab_size: usize,
     n_positions: usize,
@@ -157,7 +157,7 @@ impl ScratchBookSizes {
         Some(Self { vocab_size, n_positions, n_embd, n_layer, n_inner })
     }
 
-    /// Builds the configuration with `n_head` heads, or with heads of the usual dimension.
+    /// Builds the configuration with `n_head` heads, or with heads of the usual dimension if `None`.
     fn config(&self, folder: &Path, n_head: Option<usize>) -> Result<Gpt2Config, WeightsError> {
         let Self { vocab_size, n_positions, n_embd, n_layer, n_inner } = *self;
         if n_head.is_none() && !n_embd.is_multiple_of(USUAL_HEAD_DIM) {

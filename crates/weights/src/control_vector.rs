@@ -115,7 +115,7 @@ mod tests {
         assert!(again.contains("already exists"), "{again}");
     }
 
-    /// Reads truncated and corrupted files.
+    /// Checks that truncated and corrupted files are read safely.
     ///
     /// A truncated file must be an error. A corrupted byte may be an error or change the contents, but must
     /// not cause a panic or excessive memory use.

@@ -122,7 +122,7 @@ pub fn replace_hugging_face(
     })
 }
 
-/// Returns PyTorch's name of a dtype, as used in `config.json`.
+/// Returns PyTorch's name for a dtype, as used in `config.json`.
 fn torch_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F16 => "float16",

@@ -7,7 +7,7 @@ use candle_gpt2_kernels::tensor_dtype;
 use crate::{WeightDType, WeightsError};
 
 impl WeightDType {
-    /// Returns the number type of packed weights on the CPU.
+    /// Returns the CPU storage type of packed weights in this dtype.
     ///
     /// # Errors
     /// [`WeightsError::NotOnCpu`] if the CPU does not support it.
@@ -16,7 +16,7 @@ impl WeightDType {
         supported.ok_or(WeightsError::NotOnCpu { dtype: self })
     }
 
-    /// Returns the GPU's tensor dtype for this dtype.
+    /// Returns the tensor dtype that GPUs use for this dtype.
     ///
     /// # Errors
     /// [`WeightsError::NotOnGpu`] if GPUs do not support it.

@@ -1,4 +1,4 @@
-//! Errors of opening and loading checkpoints. Each message states the problem and how to fix it.
+//! Errors from opening and loading checkpoints. Each message states the problem and how to fix it.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::WeightDType;
 
-/// Error of opening, loading or writing a checkpoint.
+/// Error from opening, loading or writing a checkpoint.
 ///
 /// Returned by [`Checkpoint::open`](crate::Checkpoint::open), among others.
 #[derive(Debug, Error)]
@@ -20,7 +20,7 @@ pub enum WeightsError {
         "{path}: no such file or folder; expected a checkpoint folder (config.json and model.safetensors) or a weights file"
     )]
     NotFound {
-        /// Missing path.
+        /// Path that does not exist.
         path: PathBuf,
     },
     /// A file could not be read.
@@ -28,7 +28,7 @@ pub enum WeightsError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// Error of the operating system.
+        /// Operating system error.
         error: std::io::Error,
     },
     /// A tensor could not be read.
@@ -38,7 +38,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// Name of the tensor in the file.
         name: String,
-        /// Error of the operating system.
+        /// Operating system error.
         error: std::io::Error,
     },
     /// A folder has no configuration, or a weights file has none next to it.
@@ -51,7 +51,7 @@ pub enum WeightsError {
         /// Configuration file of this format.
         name: &'static str,
     },
-    /// The number of heads is not recorded, and the usual head dimension does not divide the hidden size.
+    /// The number of heads is missing, and the usual head dimension does not divide the hidden size.
     #[error(
         "{folder}: the number of attention heads is unknown (hidden size {n_embd}); specify it, or add a config.json"
     )]
@@ -78,7 +78,7 @@ pub enum WeightsError {
     Config {
         /// Path of the file.
         path: PathBuf,
-        /// Error of the configuration.
+        /// Configuration error.
         error: ConfigError,
     },
     /// A folder contains no readable weights.
@@ -106,7 +106,7 @@ pub enum WeightsError {
         configuration: String,
         /// Differing sizes and a suggested fix, if known.
         hint: String,
-        /// All differences.
+        /// All differences between the tensors and the model.
         mismatches: Vec<Mismatch>,
     },
     /// An adapter is unusable.
@@ -137,13 +137,13 @@ pub enum WeightsError {
     /// The CPU does not support weights of this dtype.
     #[error("{dtype} weights are not supported on the CPU; use {}", WeightDType::names_on_cpu())]
     NotOnCpu {
-        /// Rejected dtype.
+        /// Unsupported dtype.
         dtype: WeightDType,
     },
     /// GPUs do not support weights of this dtype.
     #[error("{dtype} weights are not supported on a GPU; use {}", WeightDType::names_on_gpu())]
     NotOnGpu {
-        /// Rejected dtype.
+        /// Unsupported dtype.
         dtype: WeightDType,
     },
     /// The tokenizer is missing.
@@ -151,7 +151,7 @@ pub enum WeightsError {
     NoTokenizer {
         /// Folder without a tokenizer.
         folder: PathBuf,
-        /// Name of a file in the folder that may be a tokenizer.
+        /// Name of a file in the folder that may be the tokenizer.
         found: Option<String>,
     },
     /// A tokenizer file is unusable.
@@ -224,7 +224,7 @@ fn tokenizer_remedy(found: Option<&str>) -> String {
     }
 }
 
-/// Difference between the tensors of a file and the tensors of the configured model.
+/// Difference between a file's tensors and those of the configured model.
 ///
 /// Names and shapes are quoted from the file. [`Checkpoint::check`](crate::Checkpoint::check) lists
 /// the differences.
@@ -274,7 +274,7 @@ pub enum Mismatch {
         /// Number of labels in the configuration.
         labels: usize,
     },
-    /// The dtype of a tensor holds no weights.
+    /// A tensor has a dtype that cannot hold weights.
     DType {
         /// Name of the tensor.
         name: String,
@@ -359,7 +359,7 @@ pub(crate) struct ShapeOf<'a>(pub(crate) &'a [usize]);
 
 impl fmt::Display for ShapeOf<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Maximum number of sizes in a message; weights have at most four.
+        /// Maximum number of dimensions in a message; weights have at most four.
         const MAX_SIZES: usize = 8;
         let mut sizes: Vec<String> = self.0.iter().take(MAX_SIZES).map(usize::to_string).collect();
         if self.0.len() > MAX_SIZES {

@@ -51,7 +51,7 @@ impl Files {
         }
     }
 
-    /// Returns the folder's display name for messages.
+    /// Returns the folder's name for messages.
     pub(crate) fn display_name(&self, folder: &Path) -> PathBuf {
         match folder.as_os_str().is_empty() {
             true => "the supplied files".into(),

@@ -1,15 +1,15 @@
-//! Number types of GGUF files.
+//! Element types of GGUF files.
 
 use candle_core::quantized::GgmlDType;
 use candle_gpt2_arithmetic::NumberType;
 
-/// Number type of a GGUF file that candle can convert: all but f64.
+/// GGUF element type that candle can convert: any except f64.
 pub(crate) struct GgmlType {
     pub(crate) dtype: NumberType,
     /// Type id in `ggml.h`.
     pub(crate) id: u32,
     pub(crate) candle: GgmlDType,
-    /// llama.cpp's file type of files with mostly this type, if such files are written.
+    /// llama.cpp's id for files that mostly use this type; `None` if this project writes no such files.
     pub(crate) file_type: Option<u32>,
 }
 
@@ -38,12 +38,12 @@ static TYPES: [GgmlType; 15] = [
 impl GgmlType {
     pub(crate) const F32: &'static Self = &TYPES[0];
 
-    /// Returns the row of a number type.
+    /// Looks up a type by its dtype.
     pub(crate) fn of(dtype: NumberType) -> Option<&'static Self> {
         TYPES.iter().find(|row| row.dtype == dtype)
     }
 
-    /// Returns the row of a type id.
+    /// Looks up a type by its id in `ggml.h`.
     pub(crate) fn from_id(id: u32) -> Option<&'static Self> {
         TYPES.iter().find(|row| row.id == id)
     }

@@ -205,7 +205,7 @@ pub(crate) struct HeaderTensor {
     /// Shape, with the fastest-varying dimension last.
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: StoredDType,
-    /// Number of elements and bytes of a block; `None` for an unknown type.
+    /// Elements and bytes per block; `None` for an unknown type.
     pub(crate) block: Option<[u64; 2]>,
     /// Offset from the start of the data section.
     pub(crate) offset: u64,
@@ -344,7 +344,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// Tensor types that this project cannot read as weights: type id, name, elements and bytes of a block.
+/// Tensor types that this project cannot read as weights: type id, name, elements and bytes per block.
 const OTHER_TYPES: [(u32, &str, [u64; 2]); 19] = [
     (16, "IQ2_XXS", [256, 66]),
     (17, "IQ2_XS", [256, 74]),
@@ -367,7 +367,7 @@ const OTHER_TYPES: [(u32, &str, [u64; 2]); 19] = [
     (33, "Q4_0_8_8", [32, 18]),
 ];
 
-/// Returns a dtype by its ggml type id, with the elements and bytes of a block.
+/// Returns a dtype by its ggml type id, with the elements and bytes per block.
 fn tensor_type(number: u32) -> (StoredDType, Option<[u64; 2]>) {
     let dtype = match number {
         F64_TYPE => Some(NumberType::F64),

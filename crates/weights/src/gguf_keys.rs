@@ -1,4 +1,4 @@
-//! GGUF metadata keys for token and chat settings, and lookups of those settings.
+//! GGUF metadata keys for token and chat settings, with lookup functions.
 //!
 //! Source: `gguf-py/gguf/constants.py` of llama.cpp.
 
@@ -18,7 +18,7 @@ const LISTS: [&str; 4] =
     ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores"];
 /// Key of the chat template.
 pub(crate) const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
-/// Key of the names of additional chat templates.
+/// Key for the names of additional chat templates.
 pub(crate) const CHAT_TEMPLATES: &str = "tokenizer.chat_templates";
 /// Special tokens: GGUF key of the id, and name in `tokenizer_config.json`.
 pub(crate) const SPECIAL_TOKENS: [(&str, &str); 7] = [
@@ -80,7 +80,7 @@ pub(crate) fn chat_template_key(name: &str) -> String {
     if name == DEFAULT { CHAT_TEMPLATE.to_owned() } else { format!("{CHAT_TEMPLATE}.{name}") }
 }
 
-/// Returns keys that describe neither the model nor known settings.
+/// Returns the entries that describe neither the model nor known settings.
 pub(crate) fn unknown(metadata: &[(String, Value)]) -> impl Iterator<Item = &(String, Value)> {
     metadata.iter().filter(|(key, _)| {
         let is_special = SPECIAL_TOKENS.iter().any(|(known, _)| known == key);

@@ -39,10 +39,10 @@ use crate::WeightsError;
 /// # Ok::<(), Error>(())
 /// ```
 pub trait ReadAt: Debug + Send + Sync {
-    /// Returns the number of bytes.
+    /// Returns the size in bytes.
     fn len(&self) -> u64;
 
-    /// Whether there are no bytes.
+    /// Whether the source is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -24,7 +24,7 @@ const BYTES_OF_PLACES: f64 = 250.0;
 /// Minimum size of a piece of text in bytes.
 const PIECE_BYTES: usize = 1 << 14;
 
-/// Encoder for a single tokenizer, which the caller passes to each call.
+/// Encoder for a single tokenizer; callers pass the tokenizer to every call.
 pub(crate) struct LibraryEncoder {
     /// Memory in bytes per byte of a piece.
     bytes_per_byte: f64,
@@ -103,7 +103,7 @@ impl LibraryEncoder {
         Ok(())
     }
 
-    /// Splits text into pieces whose concatenated tokens are the tokens of the text.
+    /// Splits text into pieces that can be encoded separately without changing the tokens.
     fn pieces<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> + use<'t> {
         let is_cut_at_spaces = self.is_cut_at_spaces;
         let mut rest = Some(text);
@@ -121,7 +121,7 @@ impl LibraryEncoder {
 
     /// Returns an upper bound on the memory of [`Self::encode`], in bytes.
     pub(crate) fn memory(&self, text: &str) -> usize {
-        /// Memory of the ids, in a vector that doubles its capacity.
+        /// Memory for the ids per byte of text; the vector doubles its capacity.
         const IDS_PER_BYTE: usize = 12;
         let longest = self.pieces(text).map(str::len).max().unwrap_or(0);
         bytes(longest, self.bytes_per_byte).saturating_add(IDS_PER_BYTE.saturating_mul(text.len()))
@@ -250,7 +250,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Creates a budget of about a second, or of linear time for long texts.
+    /// Creates a budget of about a second, or proportional to the length of long texts.
     pub(crate) fn new(text_bytes: usize) -> Self {
         const SECOND: usize = 1 << 30;
         const PER_BYTE: usize = 1 << 11;

@@ -50,7 +50,7 @@ impl Default for LoadOptions {
     }
 }
 
-/// Model with a certain head, for [`Checkpoint::load_head`].
+/// Model type with a specific head, for [`Checkpoint::load_head`].
 pub trait Head: Sized {
     /// Whether models with a head of this kind can be loaded as this type.
     fn is_of(kind: HeadKind) -> bool;
@@ -149,7 +149,7 @@ impl Checkpoint {
         model.map_err(|error| of_candle(progress, error))
     }
 
-    /// Checks that the model returns logits over its vocabulary, as everything but classification requires.
+    /// Checks that the model has a language-model head and can generate and score text.
     ///
     /// # Errors
     /// If the model has no language-model head.
@@ -157,7 +157,7 @@ impl Checkpoint {
         self.check_head(self.config().head.has_language_model())
     }
 
-    /// Checks that the model has a head other than the plain language-model head.
+    /// Checks that the model has a classification or multiple-choice head.
     ///
     /// # Errors
     /// If it has only a language-model head.
@@ -188,7 +188,7 @@ impl Checkpoint {
         if self.is_rounded_to(dtype) { KvDType::F16 } else { KvDType::F32 }
     }
 
-    /// Returns the dtype of a quantized file whose blocks the CPU computes as stored.
+    /// Returns the integer dtype in which a quantized file loads without further rounding.
     ///
     /// It is q8 for Q8_0, q5 for Q5_0 and q4 for Q4_0.
     pub fn quantized_dtype(&self) -> Option<WeightDType> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::check_regular;
 
-/// Maximum number of attempts to open a file that was removed or replaced meanwhile.
+/// Maximum number of attempts to open a file that other processes keep removing or replacing.
 ///
 /// Reaching the limit means that the file system does not provide stable file identities.
 const ATTEMPTS: usize = 10;
@@ -114,7 +114,7 @@ fn locked(path: &Path, open: &dyn Fn() -> io::Result<File>) -> io::Result<File> 
     }
 }
 
-/// Whether a file still has its name. Its last owner may have removed it between opening and locking.
+/// Whether `path` still refers to this file. Another process may have removed it before the lock.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
@@ -126,7 +126,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Always true: on other systems, the standard library cannot compare file identities.
+/// Always true, because the standard library cannot compare file identities on other systems.
 #[cfg(not(unix))]
 fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
     Ok(true)

@@ -14,13 +14,13 @@ use crate::encode_with_places;
 
 /// End of GPT-2's alphabet: the last of the 68 characters for non-printable bytes is U+0143.
 const ALPHABET_END: u32 = 0x144;
-/// Maximum size of the part of a line that is encoded to check a character, in bytes.
+/// Maximum number of bytes encoded on each side of a checked character.
 const MAX_PART_BYTES: usize = 1 << 14;
 
-/// First character of the text that its tokens omit, as found by [`CharacterCheck::first_lost`].
+/// First character that tokenization drops, as found by [`CharacterCheck::first_lost`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostCharacter {
-    /// Omitted character.
+    /// Dropped character.
     pub character: char,
     /// Line number, starting at 1.
     pub line: usize,

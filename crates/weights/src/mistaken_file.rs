@@ -5,7 +5,7 @@ use candle_gpt2::GIT_LFS_POINTER;
 /// Number of leading bytes inspected to identify a file.
 pub(crate) const SNIFFED_BYTES: usize = 512;
 
-/// Describes a file that is evidently not the `wanted` one; `None` if it may be.
+/// Describes a file that is clearly not of the `wanted` kind; `None` if it could be.
 ///
 /// Reads at most [`SNIFFED_BYTES`].
 pub(crate) fn misidentified(file: &[u8], wanted: &str) -> Option<String> {
@@ -112,7 +112,7 @@ fn is_onnx(start: &[u8]) -> bool {
     }
 }
 
-/// Describes a Git LFS pointer found in place of the actual file; `None` for other files.
+/// Describes a Git LFS pointer found in place of the actual file; `None` for anything else.
 pub(crate) fn pointer(file: &[u8], wanted: &str) -> Option<String> {
     let text = String::from_utf8_lossy(&file[..file.len().min(SNIFFED_BYTES)]);
     let text = text.trim_start_matches('\u{feff}').trim_start();

@@ -12,7 +12,7 @@ pub(crate) struct ModelProto<'a> {
     pub(crate) pieces: Vec<Piece<'a>>,
     pub(crate) trainer: TrainerSpec<'a>,
     pub(crate) normalizer: NormalizerSpec<'a>,
-    /// Whether decoding applies its own charsmap.
+    /// Whether decoding applies a separate charsmap.
     pub(crate) has_denormalizer: bool,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct TrainerSpec<'a> {
     pub(crate) model_type: u64,
     pub(crate) treat_whitespace_as_suffix: bool,
     pub(crate) byte_fallback: bool,
-    /// Text of the unknown piece.
+    /// Text to which the unknown piece decodes.
     pub(crate) unk_surface: &'a str,
 }
 

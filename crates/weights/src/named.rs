@@ -13,7 +13,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("expected {expected}")]
 pub struct UnknownName {
-    /// Description of the known names.
+    /// Known names, as listed in the message.
     pub expected: String,
 }
 

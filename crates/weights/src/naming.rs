@@ -13,16 +13,16 @@ use crate::Mismatch;
 use crate::source::Source;
 use crate::stored::StoredTensor;
 
-/// Parameter names in files of one origin.
+/// Naming scheme of files from one source, such as OpenAI.
 struct Scheme {
     name: &'static str,
-    /// Layers outside the blocks, as (model name, file name); unlisted names are equal.
+    /// Layers outside the blocks, as (model name, file name); unlisted names are unchanged.
     outside: &'static [(&'static str, &'static str)],
     /// Text before and after the block index.
     block: (&'static str, char),
-    /// Layers of a block, as (model name, file name); unlisted names are equal.
+    /// Layers of a block, as (model name, file name); unlisted names are unchanged.
     inside: &'static [(&'static str, &'static str)],
-    /// Layers for query, key and value that replace `attn.c_attn`.
+    /// Separate query, key and value layers that replace `attn.c_attn`.
     thirds: Option<[&'static str; 3]>,
     /// Suffixes of a linear layer's weight and bias.
     linear: [&'static str; 2],
@@ -109,14 +109,14 @@ const GGUF: Scheme = Scheme {
     orientation: Some(Orientation::Linear),
     ..HUGGING_FACE
 };
-/// Prefix of the base model's names in a model with a head; the head's own names lack it.
+/// Prefix of the base model's parameter names in models with a head; the head's names lack it.
 pub(crate) const MODEL_PREFIX: &str = "transformer.";
 /// Name of the output head.
 pub(crate) const HEAD: &str = "lm_head.weight";
 /// Name of the token embedding.
 pub(crate) const EMBEDDING: &str = "wte.weight";
 
-/// Whether a parameter belongs to a head, whose names lack [`MODEL_PREFIX`].
+/// Whether a parameter belongs to a head; head names lack [`MODEL_PREFIX`].
 pub(crate) fn is_of_head(name: &str) -> bool {
     name == HEAD || HeadKind::of_parameter(name).is_some()
 }
@@ -186,11 +186,11 @@ pub(crate) struct Naming {
     pub(crate) orientation: Orientation,
     /// Description of how the layout was determined.
     pub(crate) orientation_evidence: String,
-    /// Parameters by the model's name, with their origin.
+    /// Parameters by model name, each with its source tensors.
     pub(crate) parameters: HashMap<String, (Origin, Parameter)>,
     /// Indices of causal masks, which are not parameters.
     pub(crate) buffers: Vec<usize>,
-    /// Indices of tensors whose dtype holds no weights, such as integers, which are not parameters.
+    /// Indices of tensors whose dtype cannot hold weights, such as integers.
     pub(crate) skipped: Vec<usize>,
     /// Index of a copy of the token embedding under the head's name.
     pub(crate) tied_head: Option<usize>,
@@ -198,7 +198,7 @@ pub(crate) struct Naming {
     pub(crate) is_embedding_head: bool,
     /// Number of blocks according to the tensor names.
     pub(crate) stored_layers: usize,
-    /// All differences from the model.
+    /// All differences between the tensors and the model.
     pub(crate) mismatches: Vec<Mismatch>,
 }
 
@@ -317,7 +317,7 @@ impl Naming {
         Some(shape)
     }
 
-    /// Returns sizes that differ from the tensors: the key, its configured value and the actual size.
+    /// Returns configured sizes that contradict the tensors: key, configured value and actual size.
     pub(crate) fn other_sizes(
         &self,
         config: &Gpt2Config,
@@ -336,7 +336,7 @@ impl Naming {
         differing.filter(|(_, configured, shown)| configured != shown).collect()
     }
 
-    /// Returns the number of parameters that are not stored and default to zero.
+    /// Returns the number of parameters that are missing from the file and default to zero.
     pub(crate) fn zero_count(&self) -> usize {
         self.parameters.values().filter(|(from, _)| *from == Origin::Zeros).count()
     }
@@ -389,7 +389,7 @@ impl Scheme {
         format!("{prefix}{before}{index}{after}{}{suffix}", theirs(self.inside, layer))
     }
 
-    /// Returns the possible names of a parameter that is stored as a whole.
+    /// Returns the possible names of a parameter that is stored as a single tensor.
     ///
     /// A head is outside the base model, but its name may include the prefix.
     fn file_names(&self, prefix: &str, own: &str) -> Vec<String> {
@@ -404,7 +404,7 @@ impl Scheme {
         names
     }
 
-    /// Returns the names of query, key and value, if they replace parameter `own`.
+    /// Returns the names of the separate query, key and value tensors, if they replace `own`.
     fn third_names(&self, prefix: &str, own: &str) -> Option<[String; 3]> {
         let (index, own) = own.strip_prefix("h.")?.split_once('.')?;
         let part = own.strip_prefix("attn.c_attn.")?;
@@ -412,7 +412,7 @@ impl Scheme {
     }
 }
 
-/// Looks up the file's name of a layer.
+/// Looks up a layer's name in the file.
 fn theirs<'a>(table: &[(&str, &'static str)], ours: &'a str) -> &'a str {
     table.iter().find(|(known, _)| *known == ours).map_or(ours, |(_, theirs)| *theirs)
 }
@@ -422,7 +422,7 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && !has_leading_zero && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Returns the scheme of a file and the prefix of its names; the shortest prefix if there are several.
+/// Returns a file's naming scheme and name prefix; the shortest prefix if there are several.
 ///
 /// A scheme matches if the file contains one of its parameters outside the blocks.
 fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
@@ -472,7 +472,7 @@ fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) ->
     }
 }
 
-/// Returns the mismatch of a head that differs only in its number of labels.
+/// Returns a mismatch if a head differs only in its number of labels.
 fn labels_mismatch(config: &Gpt2Config, parameter: &Parameter, tensor: &StoredTensor) -> Option<Mismatch> {
     let (rows, columns) = tensor.shape.split_first()?;
     let (labels, width) = parameter.shape.split_first()?;

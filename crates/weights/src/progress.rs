@@ -7,7 +7,7 @@ use crate::WeightsError;
 /// If possible, this is also the number of elements held in memory at a time.
 pub(crate) const PIECE: usize = 1 << 20;
 
-/// Progress callback of a long-running job on checkpoint files.
+/// Progress callback for long-running jobs on checkpoint files.
 ///
 /// A closure that takes a byte count implements it and never interrupts the job.
 ///
@@ -48,7 +48,7 @@ pub(crate) fn check_interrupted(progress: &dyn ReadProgress) -> Result<(), Weigh
     if progress.is_interrupted() { Err(WeightsError::Interrupted) } else { Ok(()) }
 }
 
-/// Converts an error from candle, which may be the result of an interruption.
+/// Converts an error from candle, or reports the interruption that caused it.
 pub(crate) fn of_candle(progress: &dyn ReadProgress, error: candle_core::Error) -> WeightsError {
     if progress.is_interrupted() { WeightsError::Interrupted } else { error.into() }
 }

@@ -97,7 +97,7 @@ impl ReadParameters<'_> {
 impl Checkpoint {
     /// Reads a parameter in f32, with matrices as `(out, in)`.
     ///
-    /// Returns `None` if the checkpoint lacks the parameter, or if its dtype holds no weights. `progress`
+    /// Returns `None` if the checkpoint lacks the parameter, or if its dtype cannot hold weights. `progress`
     /// receives the number of bytes read, and can interrupt the read.
     ///
     /// # Errors
@@ -163,11 +163,11 @@ const TABLES: [&str; 2] = ["wte.weight", "lm_head.weight"];
 
 /// Reads parameters and packs the matrices.
 ///
-/// Packs directly from the bytes of the file if it stores plain values.
+/// Packs directly from the file's bytes if they are plain values.
 #[derive(Clone)]
 pub(crate) struct PackParameters<'a> {
     reader: &'a ReadParameters<'a>,
-    /// Type of all matrices; `None` chooses it by the stored dtype of each matrix.
+    /// Packed type of all matrices; `None` derives it from each matrix's stored dtype.
     dtype: Option<NumberType>,
     path: String,
 }
@@ -181,12 +181,12 @@ impl<'a> PackParameters<'a> {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
-    /// Returns the tensor of a matrix that is stored in one piece.
+    /// Returns the tensor of a matrix that is stored as a single tensor.
     fn stored(&self, name: &str) -> Option<&'a StoredTensor> {
         self.reader.checkpoint.stored_matrix(name)
     }
 
-    /// Returns the type of a packed matrix.
+    /// Returns the type in which a matrix is packed.
     fn dtype(&self, name: &str) -> NumberType {
         let checkpoint = self.reader.checkpoint;
         let stored = self.stored(name).filter(|_| !checkpoint.changes.contains_key(name));
@@ -200,9 +200,9 @@ impl<'a> PackParameters<'a> {
                 _ => dtype,
             },
             None => match stored.map(|stored| stored.dtype) {
-                // A merged weight fits no coarser dtype.
+                // No coarser dtype represents a merged weight exactly.
                 None => NumberType::F32,
-                // The largest matrix of a file whose blocks are computed as integers.
+                // The embedding or head, the largest matrix, if the other blocks are computed as integers.
                 Some(dtype)
                     if is_table
                         && dtype.is_blocks()
@@ -216,7 +216,7 @@ impl<'a> PackParameters<'a> {
         }
     }
 
-    /// Returns a matrix that can be packed directly from its stored bytes, with dtype and order.
+    /// Returns a matrix's tensor, dtype and order, if its stored bytes can be packed directly.
     fn packable(
         &self,
         name: &str,
@@ -250,7 +250,7 @@ impl<'a> PackParameters<'a> {
 pub struct LoadMemory {
     /// Bytes of the loaded parameters: packed matrices, and f32 for everything else.
     pub resident: u64,
-    /// Maximum number of additional bytes while a parameter is read.
+    /// Peak number of additional bytes while reading a parameter.
     pub reading: u64,
 }
 

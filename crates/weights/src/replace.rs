@@ -19,7 +19,7 @@ const PARTIAL: &str = ".partial-";
 /// Length of the random suffix.
 const RANDOM_LETTERS: usize = 6;
 
-/// Maximum number of retries while other programs hold a file open: two seconds in total.
+/// Maximum number of retries while other programs hold a file open, for two seconds in total.
 const MAX_RETRIES: usize = 200;
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
@@ -114,7 +114,7 @@ pub fn create_folder(
     partial.finish(|made| fs::rename(made, path))
 }
 
-/// Fails if a path exists, for results that must not overwrite anything.
+/// Fails if the path exists, so that no result overwrites anything.
 ///
 /// [`create_file`] checks this itself; call it before long-running work.
 ///
@@ -128,7 +128,7 @@ pub fn expect_free(path: &Path) -> Result<(), WeightsError> {
     }
 }
 
-/// Creates a private sibling folder of `target`, in which `target` can be prepared.
+/// Creates a private folder next to `target`, in which to prepare it.
 ///
 /// It is deleted with its contents when dropped. [`partials`] finds the folders of killed processes.
 ///
@@ -342,9 +342,9 @@ mod tests {
         assert_eq!(files(folder.path()), [("weights".to_owned(), b"second".to_vec())]);
     }
 
-    /// Guards against a shared name for partial files.
+    /// Checks that concurrent writers never share a partial file.
     ///
-    /// The second writer would then overwrite the first one's file, which is renamed while half rewritten.
+    /// Otherwise the second writer would overwrite the first one's file, which would be renamed half-written.
     #[test]
     fn concurrent_writers_do_not_share_a_partial_file() {
         let folder = temporary_folder();

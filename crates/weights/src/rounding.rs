@@ -40,7 +40,7 @@ pub(crate) fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
     }
 }
 
-/// Rejects NaN and infinite values, which integer blocks would silently lose.
+/// Rejects NaN and infinite values, because integer blocks would silently drop them.
 pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
     match values.iter().find(|value| !value.is_finite()) {
         Some(value) => Err(format!(

@@ -52,7 +52,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Returns all combinations of the other settings.
+    /// Returns all combinations of the settings other than `is_cleaned`.
     fn all(is_cleaned: bool) -> impl Iterator<Item = Self> {
         (0..8).map(move |bits: u8| Self {
             is_cleaned,
@@ -64,7 +64,7 @@ impl Shape {
 
     /// Builds a normalizer that starts with a nested sequence of cleaning and charsmap, if present.
     ///
-    /// No other program writes such a nested sequence, so it marks tokenizers that encode like
+    /// No other program writes such a nested sequence, so it identifies tokenizers that encode like
     /// SentencePiece.
     pub(crate) fn normalizer(self, charsmap: &[u8]) -> Value {
         let map = json!({ "type": "Precompiled", "precompiled_charsmap": STANDARD.encode(charsmap) });
@@ -94,7 +94,7 @@ impl Shape {
         parts
     }
 
-    /// Builds a decoder that restores spaces, and removes those that the normalizer adds.
+    /// Builds a decoder that restores spaces and removes those added by the normalizer.
     pub(crate) fn decoder(self, unknown: &str, unknown_surface: &str, byte_fallback: bool) -> Value {
         let text = |text: &str| json!({ "String": text });
         let mut parts = vec![replace(&text(unknown), UNKNOWN_MARK), replace(&text(SPACE), SPACE_MARK)];
@@ -121,7 +121,7 @@ fn replace(pattern: &Value, content: &str) -> Value {
     json!({ "type": "Replace", "pattern": pattern, "content": content })
 }
 
-/// Returns the text of a piece, either a byte or the piece with its spaces.
+/// Returns a piece's bytes: a single byte, or its text with spaces restored.
 ///
 /// `None` if the decoder is not one of [`Shape::decoder`].
 pub(crate) fn piece_bytes(decoder: Option<&DecoderWrapper>, piece: &str) -> Option<Vec<u8>> {
@@ -158,7 +158,7 @@ pub(crate) struct SentencePiece {
     plain_added: PrefixTable,
     model: Model,
     unknown: u32,
-    /// Piece of each byte, for unknown characters.
+    /// Byte pieces for unknown characters, indexed by byte.
     bytes: Option<Box<[u32; 256]>>,
 }
 
@@ -193,14 +193,14 @@ struct Normalized {
 }
 
 impl SentencePiece {
-    /// Whether a tokenizer looks like SentencePiece's [`Shape`].
+    /// Whether a tokenizer is structured like a SentencePiece [`Shape`].
     pub(crate) fn is_shape_of(tokenizer: &Tokenizer) -> bool {
         let Some(NormalizerWrapper::Sequence(parts)) = tokenizer.get_normalizer() else { return false };
         let is_first_nested = matches!(parts.as_ref().first(), Some(NormalizerWrapper::Sequence(_)));
         is_first_nested && tokenizer.get_pre_tokenizer().is_none()
     }
 
-    /// Creates an encoder; `None` for tokenizers without SentencePiece's [`Shape`].
+    /// Creates an encoder; `None` for tokenizers that do not match a SentencePiece [`Shape`].
     pub(crate) fn new(tokenizer: &Tokenizer) -> Option<Self> {
         if !Self::is_shape_of(tokenizer) {
             return None;
@@ -270,7 +270,7 @@ impl SentencePiece {
 
     /// Returns an upper bound on the encoding memory, in bytes per byte of text.
     pub(crate) fn bytes_per_byte(&self) -> usize {
-        /// Memory of BPE symbols and their pairs, with spare capacity.
+        /// BPE symbols and pairs with spare capacity, in bytes per normalized byte.
         const PER_NORMALIZED_BYTE: f64 = 160.0;
         let growth = self.charsmap.as_ref().map_or(1.0, |map| map.growth().total);
         let (cleaned, cleaning) = match self.shape.is_cleaned {
@@ -397,7 +397,7 @@ impl SentencePiece {
         Ok(normalized)
     }
 
-    /// Returns the length and result of the next part that is normalized as a unit; `None` at the end.
+    /// Normalizes the next unit of text, and returns its length and result; `None` at the end.
     fn normalized_prefix<'a>(
         &'a self,
         text: &'a str,

@@ -15,7 +15,7 @@ use crate::sentence_piece::{Shape, byte_of};
 /// Advice for an unsupported model.
 const REMEDY: &str =
     "save a tokenizer.json with transformers (`AutoTokenizer.from_pretrained(…).save_pretrained(…)`)";
-/// Maximum number of bytes compared while searching for the merges of a BPE.
+/// Maximum number of bytes compared while deriving BPE merges.
 const MAX_MERGE_BYTES: usize = 1 << 30;
 /// Maximum number of merges per BPE piece; models trained by sentencepiece have about three.
 const MAX_MERGES_PER_PIECE: usize = 16;
@@ -179,7 +179,7 @@ fn check(model: &ModelProto) -> Result<usize, String> {
     unknown.ok_or_else(|| "pieces: no unknown piece (type 2); download the file again".into())
 }
 
-/// Derives the merges of a BPE: every split of a piece into two others, highest-scoring pieces first.
+/// Derives BPE merges: all splits of a piece into two pieces, highest-scoring pieces first.
 fn merges<'a>(pieces: &[Piece<'a>]) -> Result<Vec<(&'a str, &'a str)>, String> {
     let too_long = |what: &str| format!("pieces: {what}; {REMEDY}");
     let ids: HashMap<&str, usize> = pieces.iter().map(|piece| piece.text).zip(0..).collect();

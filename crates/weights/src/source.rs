@@ -1,4 +1,4 @@
-//! Common result of all format readers: tensors in files, and model information from those files.
+//! Common result of all format readers: tensors and model information found in the files.
 
 use std::path::PathBuf;
 
@@ -44,7 +44,7 @@ formats! {
     LlmC "llm.c";
 }
 
-/// Checkpoint as found by a reader. Tensors have the names, shapes and dtypes of the file.
+/// Checkpoint as returned by a format reader, with the file's tensor names, shapes and dtypes.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) format: Format,

@@ -92,7 +92,7 @@ pub enum DifferenceKind {
     OnlyInSecond,
     /// The shapes differ; both are `(out, in)`.
     Shape(Vec<usize>, Vec<usize>),
-    /// Largest absolute difference of two values; NaN if either value is NaN.
+    /// Largest absolute difference between values; NaN if any value is NaN.
     Values(f64),
 }
 
@@ -223,7 +223,7 @@ impl Checkpoint {
 
     /// Computes statistics of the tensor at `index` in [`Checkpoint::tensors`].
     ///
-    /// Returns `None` if its dtype holds no weights. `progress` receives the number of bytes read, and can
+    /// Returns `None` if its dtype cannot hold weights. `progress` receives the number of bytes read, and can
     /// interrupt the computation.
     ///
     /// # Errors

@@ -22,27 +22,27 @@ use crate::{WeightDType, WeightsError};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoredDType {
-    /// Numbers that can be weights.
+    /// Element type that can hold weights.
     Weights(NumberType),
-    /// Type that holds no weights, by its name in the file; suitable only for buffers.
+    /// Type that cannot hold weights, named as in the file; valid only for buffers.
     Other(&'static str),
 }
 
 impl StoredDType {
-    /// Whether values of this type can be weights.
+    /// Whether this type can hold weights.
     pub fn holds_weights(self) -> bool {
         !matches!(self, Self::Other(_))
     }
 
-    /// Whether values are in blocks of small integers with scales, as in GGUF files.
+    /// Whether values are stored as blocks of small integers with scales, as in GGUF files.
     pub(crate) fn is_blocks(self) -> bool {
         matches!(self, Self::Weights(dtype) if dtype.is_blocks())
     }
 
-    /// Returns the narrowest type of packed weights that represents the stored weights exactly.
+    /// Returns the narrowest packed type that represents the stored weights exactly.
     ///
-    /// Q5 also represents Q4_0 blocks, because its integers include theirs. Q4 uses a different value
-    /// table.
+    /// Q5 also represents Q4_0 blocks, because its integer range includes theirs. Q4 uses a different
+    /// value table.
     pub(crate) fn packed_dtype(self) -> NumberType {
         match self {
             Self::Weights(NumberType::F16) => NumberType::F16,
@@ -52,7 +52,7 @@ impl StoredDType {
         }
     }
 
-    /// Returns the user-facing dtype of a quantized type that is computed as stored.
+    /// Returns the user-facing integer dtype that represents this quantized type exactly.
     pub(crate) fn quantized_dtype(self) -> Option<WeightDType> {
         match self {
             Self::Weights(NumberType::Q8_0) => Some(WeightDType::Q8),
@@ -62,14 +62,14 @@ impl StoredDType {
         }
     }
 
-    /// Whether `dtype` has the name of this quantized type, which is then computed as stored.
+    /// Whether weights of this quantized type load as `dtype` without further rounding.
     pub(crate) fn is_computed_in(self, dtype: NumberType) -> bool {
         self.quantized_dtype().is_some_and(|quantized| quantized.number_type() == dtype)
     }
 
     /// Returns the size of `elements` values in bytes.
     ///
-    /// `None` if the type holds no weights, or the values do not fill whole blocks.
+    /// `None` if the type cannot hold weights, or the values do not fill whole blocks.
     pub(crate) fn byte_count(self, elements: usize) -> Option<u64> {
         match self {
             Self::Weights(dtype) => dtype.bytes(elements as u64),
@@ -135,7 +135,7 @@ impl StoredTensor {
         Some(Self { shape, bytes, checksum, ..self.clone() })
     }
 
-    /// Calls `visit` with chunks of whole rows of about `piece` elements, in order.
+    /// Calls `visit` with consecutive chunks of whole rows, about `piece` elements each.
     ///
     /// A tensor that cannot be split is passed as a whole.
     pub(crate) fn for_each_piece<E>(
@@ -152,7 +152,7 @@ impl StoredTensor {
         }
     }
 
-    /// Returns the bytes stored in the file.
+    /// Returns the tensor's bytes as stored in the file.
     pub(crate) fn stored<'a>(&self, files: &'a [CheckpointFile]) -> Result<Cow<'a, [u8]>, WeightsError> {
         let file = files.get(self.file).ok_or_else(|| self.refused(files, "its file is missing"))?;
         file.bytes(self.bytes.clone()).map_err(|error| {
@@ -215,7 +215,7 @@ impl StoredTensor {
         in_f32(self).saturating_add(extra)
     }
 
-    /// Returns a byte range as a tensor, for callers that use only its bytes.
+    /// Returns a tensor that covers only a byte range, for callers that ignore its shape.
     pub(crate) fn part(&self, bytes: Range<u64>) -> Self {
         let bytes = self.bytes.start + bytes.start..self.bytes.start + bytes.end;
         Self { bytes, checksum: None, ..self.clone() }
@@ -305,9 +305,9 @@ impl StoredDType {
     }
 }
 
-/// Bytes with the alignment of quantized blocks.
+/// Bytes aligned for quantized blocks.
 ///
-/// candle reads the blocks in place, and their fields have up to four bytes.
+/// candle reads the blocks in place, and their fields are up to four bytes wide.
 struct Aligned<'a> {
     bytes: Cow<'a, [u8]>,
     start: usize,

@@ -13,7 +13,7 @@ use crate::files::Files;
 use crate::stored::StoredTensor;
 use crate::{GivenFiles, WeightsError, formats};
 
-/// Maximum size of all tensors in f32, per byte of the file.
+/// Maximum total size of the tensors in f32, in bytes per byte of the file.
 ///
 /// The limit allows a half-precision file in which every tensor is stored under two names.
 const MAX_GROWTH: u64 = 4;
@@ -26,9 +26,9 @@ const MAX_GROWTH: u64 = 4;
 pub struct TensorFile {
     /// f32 tensors on the CPU, by name. Nested dictionaries yield dotted names, `outer.inner`.
     pub tensors: BTreeMap<String, Tensor>,
-    /// Other strings, numbers and booleans of the file as text, named in the same way.
+    /// Strings, numbers and booleans in the file as text, also under dotted names.
     pub entries: BTreeMap<String, String>,
-    /// Skipped tensors whose dtype holds no weights: integers and booleans.
+    /// Skipped tensors whose dtype cannot hold weights: integers and booleans.
     pub left_out: Vec<StoredTensor>,
 }
 
@@ -104,7 +104,7 @@ mod tests {
         message
     }
 
-    /// Writes a file in its own folder.
+    /// Writes a file into a new temporary folder.
     fn written(contents: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
         let folder = temporary_folder();
         let path = folder.path().join("file.pt");
@@ -209,7 +209,7 @@ mod tests {
         assert!(TensorFile::read(&path).unwrap().tensors.is_empty());
     }
 
-    /// Reads truncated and corrupted files.
+    /// Checks that truncated and corrupted files are read safely.
     ///
     /// A truncated file must be an error. A corrupted byte may be an error or change the contents, but must
     /// not cause a panic or excessive memory use.

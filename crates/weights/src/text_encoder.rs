@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = 1 << 18;
 ///
 /// Their word boundaries are unknown, so shorter texts are not split.
 const FOREIGN_PIECE_BYTES: usize = 1 << 20;
-/// Maximum number of added tokens that are searched one by one.
+/// Maximum number of added tokens that are searched for one by one.
 const MAX_ADDED: usize = 16;
 
 /// Encoder for texts, without the special tokens that the tokenizer may add around them.
@@ -112,7 +112,7 @@ struct Gpt2Encoder {
     added: Vec<Added>,
 }
 
-/// Added token, which matches its text literally.
+/// Added token that matches its text literally.
 struct Added {
     finder: Finder<'static>,
     id: u32,
@@ -216,7 +216,7 @@ impl<'a> TextEncoder<'a> {
         }
     }
 
-    /// Whether the tokenizer is GPT-2's, which has a built-in implementation.
+    /// Whether the tokenizer is GPT-2's and uses the built-in implementation.
     pub fn is_own(&self) -> bool {
         self.gpt2.is_some()
     }
@@ -249,7 +249,7 @@ impl<'a> TextEncoder<'a> {
         }
     }
 
-    /// Starts a session, which encodes texts on one thread.
+    /// Starts a session that encodes texts on one thread.
     pub fn session(&self) -> EncoderSession<'_> {
         EncoderSession { encoder: self, cache: WordCache::new() }
     }
@@ -266,7 +266,7 @@ impl TextEncoder<'static> {
 ///
 /// `None` if the tokenizer changes the text in any other way.
 fn around(tokenizer: &Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
-    /// Placeholder for the text.
+    /// Placeholder id for the text.
     const MARK: u32 = u32::MAX;
     if tokenizer.get_truncation().is_some() || tokenizer.get_padding().is_some() {
         return None;
@@ -355,7 +355,7 @@ impl Gpt2Encoder {
     }
 }
 
-/// Whether a token matches anywhere in text, and [`Words::cut`] never splits inside or before it.
+/// Whether a token matches anywhere, and [`Words::cut`] never splits inside or right before it.
 fn is_found_anywhere(token: &AddedToken) -> bool {
     let is_marked = token.single_word || token.lstrip || token.rstrip;
     let content = token.content.as_bytes();

@@ -30,7 +30,7 @@ pub(crate) fn contradiction(
     Ok((differing > 0).then_some(Mismatch::TieContradiction { name, embedding, differing, elements }))
 }
 
-/// Whether both tensors store the same values as identical bytes.
+/// Whether both tensors have the same dtype and identical bytes.
 fn is_copy(
     head: &StoredTensor,
     embedding: &StoredTensor,
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// Creates two files of equal values, one in f32 and one in f16 with `changes` applied.
+    /// Creates two files with the same values in f32 and in f16; `changes` apply to the f16 file.
     ///
     /// f16 represents the unchanged values exactly.
     fn files(changes: &[(usize, f32)]) -> [CheckpointFile; 2] {
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// A tensor in another order cannot be split into rows, and is compared as a whole.
+    /// Checks a transposed tensor, which cannot be split into rows and is compared as a whole.
     #[test]
     fn transposed_tensors_are_compared() {
         let files = files(&[]);

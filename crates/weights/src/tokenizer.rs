@@ -33,16 +33,16 @@ use crate::{
 /// `vocab.json` does not mark it as special. [`train_tokenizer`] puts it first.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// Maximum size of a tokenizer file; GPT-2's has 1.4 MB.
+/// Maximum size of a tokenizer file; GPT-2's is 1.4 MB.
 pub(crate) const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
-/// Number of words cached per thread of the library; each takes up to 10 kB.
+/// Number of words that the library caches per thread; each takes up to 10 kB.
 const CACHED_WORDS: usize = 1024;
 /// Settings that accompany a tokenizer file.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// File names of vocabulary and merges.
+/// File names of vocabularies and their merges.
 const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")];
 
-/// File of the tokenizers library.
+/// Tokenizer file of the tokenizers library.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// SentencePiece models, as named by transformers.
 pub(crate) const MODELS: [&str; 2] = ["spiece.model", "tokenizer.model"];
@@ -75,7 +75,7 @@ const UNSUPPORTED_CLASSES: [(&str, &str); 5] = [
 /// `tokenizer.json` are ignored: prompts are never truncated, and tokenization is deterministic.
 ///
 /// Rejects files that could turn short text into very long text:
-/// - normalizers, pre-tokenizers and decoders that make more than 32 bytes of one
+/// - normalizers, pre-tokenizers and decoders that turn one byte into more than 32
 /// - post-processors that add more than 16 ids or repeat the text
 /// - tokens of more than 1,024 characters
 /// - a `max_input_chars_per_word` above 1,024
@@ -129,13 +129,13 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
     Ok(tokenizer)
 }
 
-/// Finds the vocabulary and merges files of a folder.
+/// Finds the vocabulary and merges files in a folder.
 fn pair_of_files(files: &Files, folder: &Path) -> Option<(PathBuf, PathBuf)> {
     let pairs = PAIRS.map(|(vocabulary, merges)| (folder.join(vocabulary), folder.join(merges)));
     pairs.into_iter().find(|(first, second)| files.is_file(first) && files.is_file(second))
 }
 
-/// Finds the tokenizer of a folder, if it is a single file.
+/// Finds the tokenizer in a folder, if it is a single file.
 ///
 /// `tokenizer.json` comes first. Otherwise, if the folder has no vocabulary with merges, the usual
 /// SentencePiece names, `vocab.txt` and a single `*.model` file are tried in this order.
@@ -171,7 +171,7 @@ pub(crate) fn vocabulary_of(files: &Files, folder: &Path) -> Result<Option<PathB
     }
 }
 
-/// Finds a file of a folder that may be a tokenizer.
+/// Finds a file in a folder that may be a tokenizer.
 ///
 /// Names like `my.tokenizer.json` come first, then files in unsupported formats.
 fn likely_name(files: &Files, folder: &Path) -> Option<String> {
@@ -230,7 +230,7 @@ pub fn encode_with_places(
 }
 
 fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
-    /// Maximum size of the text encoded in a single library call, which needs up to 700 bytes per byte.
+    /// Maximum text size for a single library call, which needs up to 700 bytes of memory per byte.
     const MAX_WHOLE_BYTES: usize = 1 << 16;
     if text.len() > MAX_WHOLE_BYTES || TextEncoder::is_needed(tokenizer) {
         return TextEncoder::new(tokenizer).encode(text, special_tokens);
@@ -272,7 +272,7 @@ fn is_byte_level(decoder: &DecoderWrapper) -> bool {
     }
 }
 
-/// Trains a byte-level BPE of at most `vocab_size` tokens on `texts`, like GPT-2's own.
+/// Trains a GPT-2-style byte-level BPE of at most `vocab_size` tokens on `texts`.
 ///
 /// The vocabulary contains [`END_OF_TEXT`], then the 256 bytes, then merges. It is smaller than
 /// `vocab_size` if the texts contain no more pairs that occur twice.
@@ -312,7 +312,7 @@ pub fn train_tokenizer<'a>(
     Ok(tokenizer)
 }
 
-/// Reads a file of a tokenizer.
+/// Reads a tokenizer file.
 fn read(files: &Files, path: &Path) -> Result<Vec<u8>, WeightsError> {
     let bytes = files.read_small(path, MAX_TOKENIZER_BYTES)?;
     match mistaken_file::misidentified(&bytes, "tokenizer") {
@@ -335,7 +335,7 @@ fn parse(text: &str) -> Result<Tokenizer, String> {
     without_panic(|| text.parse::<Tokenizer>())?.map_err(|error| error.to_string())
 }
 
-/// Returns the usual file name of a tokenizer file's format.
+/// Returns the usual file name for a tokenizer file's format.
 ///
 /// The extension determines the format, or the content if the extension is ambiguous.
 pub(crate) fn file_name_of(files: &Files, path: &Path) -> Result<&'static str, WeightsError> {
@@ -357,7 +357,7 @@ fn is_json_object(bytes: &[u8]) -> bool {
     inside.is_some_and(|inside| inside.trim_ascii_start().starts_with(b"\""))
 }
 
-/// Loads the tokenizer of a single file.
+/// Loads a tokenizer from a single file.
 fn from_file(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     match file_name_of(files, path)? {
         TOKENIZER => from_json(files, path),
@@ -366,7 +366,7 @@ fn from_file(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     }
 }
 
-/// Loads a SentencePiece model, with the special tokens of the files next to it.
+/// Loads a SentencePiece model, and the special tokens from the files next to it.
 fn from_model(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
     let settings = TokenizerSettings::read(files, files.folder_of(path))?;
@@ -379,7 +379,7 @@ fn from_model(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     Ok(tokenizer)
 }
 
-/// Loads a `vocab.txt`, with the settings and special tokens of the files next to it.
+/// Loads a `vocab.txt`, and the settings and special tokens from the files next to it.
 fn from_vocabulary(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
     let settings = TokenizerSettings::read(files, files.folder_of(path))?;
@@ -422,7 +422,7 @@ impl TokenizerSettings {
         content(&self.special[name]).or_else(|| content(&self.config[name]))
     }
 
-    /// Adds the tokens of `added_tokens.json`, whose ids follow the vocabulary.
+    /// Adds the tokens in `added_tokens.json`; their ids must continue those of the vocabulary.
     fn add_plain(&self, tokenizer: &mut Tokenizer) -> Result<(), String> {
         let mut in_order: Vec<(Option<u64>, &String)> =
             self.added.as_object().into_iter().flatten().map(|(token, id)| (id.as_u64(), token)).collect();
@@ -437,7 +437,7 @@ impl TokenizerSettings {
         Ok(())
     }
 
-    /// Returns the texts of `additional_special_tokens`.
+    /// Returns the tokens in `additional_special_tokens`.
     fn additional(&self) -> impl Iterator<Item = String> {
         [&self.special, &self.config]
             .into_iter()
@@ -527,7 +527,7 @@ pub(crate) fn strip_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
 }
 
-/// Loads a vocabulary and merges, with the settings and special tokens of the files next to them.
+/// Loads a vocabulary and merges, and the settings and special tokens from the files next to them.
 ///
 /// Like transformers' `GPT2Tokenizer`, it reads `added_tokens.json`, `special_tokens_map.json` and
 /// `tokenizer_config.json`.
@@ -576,7 +576,7 @@ pub fn ordinary_token(tokenizer: &Tokenizer, id: u32) -> Option<String> {
     (!is_marked && !looks_special).then(text)
 }
 
-/// Returns the token with the largest id, if the id is outside a vocabulary of `rows`.
+/// Returns the token with the largest id, if that id is at least `rows`.
 ///
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, largest_foreign_token};
@@ -618,7 +618,7 @@ fn add_around_texts(
     Ok(())
 }
 
-/// Builds a BPE from a vocabulary, a JSON object of ids by token, and from merges, one per line.
+/// Builds a BPE from a JSON vocabulary that maps tokens to ids, and merges, one per line.
 fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
     let vocabulary: HashMap<String, Value> =
         serde_json::from_slice(strip_mark(vocabulary)).map_err(|error| error.to_string())?;
@@ -645,7 +645,7 @@ fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
     built_pairs(ids, pairs)
 }
 
-/// Splits text into lines, for the line endings of any system.
+/// Splits text into lines at any system's line endings.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     // A file with bare carriage returns would otherwise be a single line, and `#version` would hide all
     // merges.
@@ -653,7 +653,7 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.split_terminator(end).map(|line| line.strip_suffix('\r').unwrap_or(line))
 }
 
-/// Builds the model of a vocabulary and merges.
+/// Builds a BPE from a vocabulary and merges.
 fn built_pairs(vocabulary: Vocab, merges: Vec<(String, String)>) -> Result<BPE, String> {
     let entries = vocabulary.iter().map(|(token, id)| (token.as_str(), u64::from(*id)));
     tokenizer_limits::check_byte_pairs(entries, &merges)?;

@@ -24,19 +24,19 @@ const MAX_GROWTH: f64 = 32.0;
 const MAX_ADDED_IDS: u64 = 16;
 /// Maximum length of a vocabulary entry or added token, in characters.
 const MAX_ENTRY_CHARS: usize = 1024;
-/// Maximum `max_input_chars_per_word` of WordPiece, whose time is quadratic in it.
+/// Maximum `max_input_chars_per_word` for WordPiece; its running time is quadratic in this value.
 const MAX_WORD_CHARS: u64 = 1024;
 /// Maximum length of `unk_token` in bytes; the library copies it for each unknown character.
 const MAX_UNKNOWN_BYTES: usize = 64;
 /// Maximum bytes of a subword prefix or suffix; the library adds it to each character of a word.
 const MAX_AFFIX_BYTES: usize = 32;
-/// Maximum number of components of a tokenizer, with sequences flattened.
+/// Maximum number of components in a tokenizer, with sequences flattened.
 const MAX_PARTS: usize = 64;
-/// Maximum number of regular expressions of a tokenizer; each may compile to 10 MB.
+/// Maximum number of regular expressions in a tokenizer; each may compile to 10 MB.
 const MAX_EXPRESSIONS: usize = 16;
-/// Number of bytes of the file's text that an error quotes.
+/// Number of bytes of the file that an error message quotes.
 const QUOTED_BYTES: usize = 40;
-/// Components of a `tokenizer.json` other than its model and tokens.
+/// Components of a `tokenizer.json`, apart from its model and tokens.
 const PARTS: [&str; 4] = ["normalizer", "pre_tokenizer", "post_processor", "decoder"];
 
 /// Checked parts of a `tokenizer.json`.
@@ -65,7 +65,7 @@ struct Added {
     rstrip: bool,
 }
 
-/// Model of any kind. The library handles values of the wrong type.
+/// Model of any type. The library itself handles fields of the wrong type.
 #[derive(Deserialize)]
 struct Model {
     #[serde(default)]
@@ -120,7 +120,7 @@ pub(crate) fn check_byte_pairs<'a>(
     entries.check_merges("merges", merges, "")
 }
 
-/// Checks the added tokens of a built tokenizer, which may come from several files.
+/// Checks a built tokenizer's added tokens, which may come from several files.
 pub(crate) fn check_built(tokenizer: &Tokenizer) -> Result<(), String> {
     for (id, token) in tokenizer.get_added_tokens_decoder() {
         check_entry("added_tokens", &token.content)?;
@@ -181,7 +181,7 @@ fn check_bytes(field: &str, value: &Value, limit: usize) -> Result<(), String> {
     Err(format!("{field}: {} has {} bytes, more than {limit}; shorten it", quoted(text), text.len()))
 }
 
-/// Numbers of components and of regular expressions.
+/// Number of components and number of regular expressions.
 #[derive(Default)]
 struct Counts {
     parts: usize,
@@ -189,7 +189,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Counts a component of a tokenizer. The JSON parser bounds its depth.
+    /// Counts a tokenizer component. The JSON parser limits its depth.
     fn add(&mut self, field: &str, part: &Value) -> Result<(), String> {
         match part {
             Value::Array(parts) => {
@@ -233,7 +233,7 @@ fn charsmap(field: &str, encoded: &Value) -> Result<Charsmap, String> {
         .map_err(|error| format!("{field}.precompiled_charsmap {error}; download the file again"))
 }
 
-/// Normalizes components with the library, which also accepts other spellings, such as without `type`.
+/// Rewrites components in canonical form; the library also accepts others, such as without `type`.
 fn canonical(parts: [Value; 4]) -> Result<[Value; 4], String> {
     let mut json = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
@@ -255,14 +255,14 @@ fn flattened<'v>(field: &str, part: &'v Value, list: &str) -> Option<Vec<(String
     Some(parts.iter().enumerate().map(|(index, part)| (format!("{field}.{list}[{index}]"), part)).collect())
 }
 
-/// Upper bounds on the size of the text, per byte of the original.
+/// Upper bounds on the text size, per byte of the original text.
 struct Growth {
     total: f64,
-    /// Bytes equal to any single ASCII character.
+    /// Occurrences of any single ASCII character.
     ascii: f64,
-    /// Bytes of any single non-ASCII character.
+    /// Bytes taken by all occurrences of any single non-ASCII character.
     other: f64,
-    /// Maximum growth by a Unicode normal form since the last other change.
+    /// Largest growth by a Unicode normal form since the last change of any other kind.
     form: f64,
     limit: f64,
 }
@@ -273,10 +273,10 @@ impl Growth {
     }
 
     fn normalize(&mut self, field: &str, part: &Value) -> Result<(), String> {
-        /// Growth by the longest decompositions, U+0390 and U+FDFA.
+        /// Growth factors of the longest decompositions, U+0390 and U+FDFA.
         const COMPOSED: f64 = 3.0;
         const COMPATIBLE: f64 = 11.0;
-        /// Growth by spaces around CJK characters: a three-byte character gets two.
+        /// Growth factor of spaces around CJK characters: two for each three-byte character.
         const SPACED: f64 = 5.0 / 3.0;
         if let Some(parts) = flattened(field, part, "normalizers") {
             return parts.iter().try_for_each(|(field, part)| self.normalize(field, part));
@@ -341,7 +341,7 @@ impl Growth {
     }
 
     fn decode(&mut self, field: &str, part: &Value) -> Result<(), String> {
-        /// Growth by replacement: an invalid byte, encoded in two bytes, becomes U+FFFD.
+        /// Growth factor of replacement: an invalid byte, encoded as two bytes, becomes U+FFFD.
         const REPLACED: f64 = 1.5;
         if let Some(parts) = flattened(field, part, "decoders") {
             return parts.iter().try_for_each(|(field, part)| self.decode(field, part));
@@ -372,7 +372,7 @@ impl Growth {
 
     /// Applies a Unicode normal form. A decomposed text does not grow again.
     fn decompose(&mut self, factor: f64) {
-        /// Maximum number of equal bytes: U+2057 becomes four characters of three bytes, U+2026 three dots.
+        /// Maximum repetition of a character: U+2057 becomes four equal characters, U+2026 three.
         const EQUAL: f64 = 4.0;
         let is_first = self.total == 1.0;
         self.total *= (factor / self.form).max(1.0);
@@ -385,7 +385,7 @@ impl Growth {
     }
 
     fn lowercase(&mut self) {
-        /// Growth by lowercasing: U+0130 and U+023A become sequences of three bytes.
+        /// Growth factor of lowercasing: U+0130 and U+023A become three bytes long.
         const LONGER: f64 = 1.5;
         self.total *= LONGER;
         self.ascii = self.total.min(2.0 * self.ascii);
@@ -483,7 +483,7 @@ fn shortest_match(expression: &str) -> usize {
     parsed.and_then(|parsed| parsed.properties().minimum_len()).unwrap_or(0)
 }
 
-/// Limits the number of ids added to the text, and rejects repetitions of the text.
+/// Limits the number of ids added to the text, and rejects repetition of the text.
 fn check_post_processor(part: &Value) -> Result<(), String> {
     let name = "post_processor";
     let mut adding = None;
@@ -576,7 +576,7 @@ impl Model {
     }
 }
 
-/// Lengths and ids of vocabulary entries, from an object of ids or a list of pairs.
+/// Lengths and ids of vocabulary entries, read from an object or a list of pairs.
 #[derive(Default)]
 struct Vocabulary {
     /// Length of the longest entry, in bytes.
@@ -585,7 +585,7 @@ struct Vocabulary {
     too_long: Option<String>,
     /// Entries by id.
     by_id: HashMap<u64, String>,
-    /// First id shared by two entries, with both entries.
+    /// First id shared by two entries, and those entries.
     shared: Option<(u64, String, String)>,
 }
 
@@ -613,7 +613,7 @@ impl Vocabulary {
         })
     }
 
-    /// Rejects merges on which the library panics.
+    /// Rejects merges that would make the library panic.
     ///
     /// It joins both tokens in a buffer that is only as long as the longest entry.
     fn check_merges(&self, field: &str, merges: &[(String, String)], prefix: &str) -> Result<(), String> {

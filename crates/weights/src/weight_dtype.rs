@@ -3,7 +3,7 @@
 use candle_gpt2_arithmetic::{NumberType, number_type_for, uses};
 
 number_type_for! {
-    /// In-memory dtype of the weights of linear layers and embeddings.
+    /// In-memory dtype of linear-layer and embedding weights.
     ///
     /// CPUs support f32, f16 and integers; GPUs support f32, f16 and bf16.
     ///
@@ -31,7 +31,7 @@ number_type_for! {
 }
 
 impl WeightDType {
-    /// Lists the names of the dtypes for which `holds` returns true, as an English enumeration.
+    /// Lists the dtypes for which `holds` returns true, such as `f32, f16 or q8`.
     fn listed(holds: impl Fn(NumberType) -> bool) -> String {
         let names: Vec<_> = Self::all().filter(|dtype| holds(dtype.0)).map(Self::name).collect();
         match names.split_last() {

@@ -1,11 +1,11 @@
-//! Cache of recently encoded words: nearly every word has occurred before.
+//! Cache of recently encoded words; nearly every word in a text is a repetition.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::byte_pairs::{BytePairs, Parts};
 
-/// Maximum length of a word whose bytes serve as the cache key, in bytes.
+/// Maximum length of a short word in bytes. Its bytes serve as the cache key.
 const SHORT_WORD: usize = 15;
 /// Maximum length of a cached word, in bytes.
 const MAX_CACHED_BYTES: usize = 128;
@@ -13,12 +13,12 @@ const MAX_CACHED_BYTES: usize = 128;
 const INSIDE: usize = 3;
 /// Number of slots for short words.
 const SLOTS: usize = 1 << 16;
-/// Maximum number of tokens stored for other words; with [`SLOTS`], the cache takes 3 MiB.
+/// Maximum number of tokens stored outside the slots; with [`SLOTS`], the cache takes 3 MiB.
 const OUTSIDE: usize = 1 << 18;
-/// Maximum number of cached words that are not short.
+/// Maximum number of cached long words.
 const LONG_WORDS: usize = 1 << 13;
 
-/// Encodes words and caches the tokens of some of them.
+/// Encodes words and caches the tokens of all but the longest.
 pub(crate) struct WordCache {
     short: Vec<Slot>,
     long: HashMap<Box<[u8]>, Range<usize>>,
@@ -37,7 +37,7 @@ struct Slot {
 }
 
 impl WordCache {
-    /// Memory allowance for an empty cache, in bytes.
+    /// Upper bound on the memory of an empty cache, in bytes.
     pub(crate) const BYTES: usize = 4 << 20;
 
     pub(crate) fn new() -> Self {

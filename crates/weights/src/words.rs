@@ -1,4 +1,4 @@
-//! Splitting of text into words, the step before byte pair encoding. No token spans two words.
+//! Splits text into words before byte pair encoding. No token spans two words.
 //!
 //! The words are the consecutive matches of OpenAI's regular expression
 //! `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` (`encoder.py`), which covers
@@ -7,7 +7,7 @@
 
 use regex_syntax::hir::{Class as ParsedClass, HirKind};
 
-/// Character classes that the expression distinguishes.
+/// Character classes in the splitting expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Class {
@@ -21,9 +21,9 @@ enum Class {
     Space,
 }
 
-/// Classes by their numeric value.
+/// Classes, indexed by numeric value.
 const CLASSES: [Class; 4] = [Class::Other, Class::Letter, Class::Number, Class::Space];
-/// Number of characters whose classes share a byte.
+/// Number of character classes packed into a byte.
 const PER_BYTE: usize = 4;
 /// Number of code points: U+0000 to U+10FFFF.
 const CHARACTERS: usize = 0x11_0000;
@@ -69,7 +69,7 @@ impl Words {
         CLASSES[usize::from(self.all[number / PER_BYTE] >> (2 * (number % PER_BYTE)) & 3)]
     }
 
-    /// Returns the class and the end of the character at `offset`, which must be inside the text.
+    /// Returns the class and end of the character at `offset`; `offset` must be inside the text.
     #[inline]
     fn at(&self, text: &str, offset: usize) -> (Class, usize) {
         match self.ascii.get(usize::from(text.as_bytes()[offset])) {
@@ -81,7 +81,7 @@ impl Words {
         }
     }
 
-    /// Returns the end of the run of characters of `class` that starts at `offset`.
+    /// Returns the end of the run of `class` characters that starts at `offset`.
     #[inline]
     fn run(&self, class: Class, text: &str, mut offset: usize) -> usize {
         while offset < text.len() {
@@ -94,7 +94,7 @@ impl Words {
         offset
     }
 
-    /// Returns the end of the word that starts at `offset`, which must be before the end of the text.
+    /// Returns the end of the word that starts at `offset`; `offset` must be inside the text.
     #[inline]
     pub(crate) fn end(&self, text: &str, offset: usize) -> usize {
         let bytes = text.as_bytes();

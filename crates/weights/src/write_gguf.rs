@@ -102,7 +102,7 @@ pub fn write_gguf(
     Ok(notes)
 }
 
-/// Returns all metadata, and notes on settings that it cannot store.
+/// Returns all metadata, and notes on settings that GGUF cannot store.
 fn whole_metadata(
     config: &Gpt2Config,
     tokenizer: &Tokenizer,
@@ -121,14 +121,14 @@ fn whole_metadata(
     Ok((metadata, notes))
 }
 
-/// Tensor of the file.
+/// Tensor to write.
 struct WrittenTensor {
     parameter: Parameter,
     ggml: &'static GgmlType,
 }
 
 impl WrittenTensor {
-    /// Creates the tensor of a parameter in a file of mostly this type.
+    /// Creates the tensor of a parameter: type `mostly` for matrices, f32 for everything else.
     fn new(parameter: Parameter, mostly: &'static GgmlType) -> Self {
         let ggml = if parameter.kind.is_multiplied() { mostly } else { GgmlType::F32 };
         Self { parameter, ggml }

@@ -1,4 +1,4 @@
-//! Export of tensors that are not a checkpoint.
+//! Export of tensors other than checkpoints.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -64,7 +64,7 @@ pub fn write_tensors(
     serialize(path, lazy, metadata)
 }
 
-/// Writes tensors like [`write_tensors`], with all values rounded to a floating-point dtype.
+/// Writes tensors like [`write_tensors`], but rounds all values to a floating-point dtype.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -150,7 +150,7 @@ pub fn tensor_bytes(
     Ok(bytes)
 }
 
-/// Number of bytes of the header length at the start of a file.
+/// Size of the header-length field at the start of a file, in bytes.
 const LENGTH_BYTES: usize = 8;
 
 /// Sorts the entries of a header.

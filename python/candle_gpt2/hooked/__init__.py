@@ -18,10 +18,10 @@ from .transformer import HookedTransformer
 
 #: Name of the module in TransformerLens 4.
 utilities = utils
-#: Name in SAELens. Every model accepts autoencoders.
+#: Name of the class in SAELens. Every model accepts autoencoders.
 HookedSAETransformer = HookedTransformer
 
-# TransformerLens' modules under both packages, so that old imports only need a different package name.
+# TransformerLens' modules, importable from both packages, so that old imports need only a different package name.
 _MODULES = {
     "ActivationCache": cache,
     "FactoredMatrix": factored_matrix,

@@ -62,7 +62,7 @@ def live(value: Any) -> Any:
 
 
 def together(*values: Any) -> tuple[Any, ...]:
-    """Returns arrays unchanged, or all as tensors if one of them is live."""
+    """Returns arrays unchanged, or converts all of them to tensors if one is live."""
     return tuple(map(tensor, values)) if any(map(is_live, values)) else values
 
 
@@ -86,7 +86,7 @@ def no_gradients() -> Iterator[None]:
 
 
 def like(example: Any, value: Any) -> Any:
-    """Returns an array, as a tensor if `example` is or contains one."""
+    """Returns an array, converted to a tensor if `example` is or contains one."""
     return tensor(value) if has_tensor(example) else value
 
 

@@ -1,4 +1,4 @@
-"""`TransformerBridge`: the API with which TransformerLens 4 opens models."""
+"""`TransformerBridge`: the API for opening models in TransformerLens 4."""
 
 from collections.abc import Iterator
 from os import PathLike
@@ -45,7 +45,7 @@ class TransformerBridge(HookedTransformer):
         )
 
     def tl_named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """Alias of `named_parameters`, whose names are TransformerLens'."""
+        """Alias of `named_parameters`, which uses TransformerLens' names."""
         return self.named_parameters()
 
     def tl_parameters(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .slices import Slice
 
 
 class CachedModel(Protocol):
-    """Methods and attributes of the model that a cache uses."""
+    """Model methods and attributes that a cache uses."""
 
     cfg: HookedTransformerConfig
     blocks: list[TransformerBlock]
@@ -32,7 +32,7 @@ class ActivationCache:
 
     Examples: ``cache["blocks.3.attn.hook_z"]``, ``cache["z", 3]``, ``cache["z", -1]``, ``cache["scale", 0, "ln1"]``.
 
-    The first axis of a stack is the component, followed by batch, position and residual width C. The batch axis is missing in a
+    The first axis of a stack is the component, followed by batch, position and residual width C. The batch axis is absent in a
     cache without one, and the position axis after a pos_slice with a single position. `apply_ln` divides by the norm's scale in
     this run.
     """
@@ -104,7 +104,7 @@ class ActivationCache:
         return self
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> "ActivationCache":
-        """Returns a cache with some rows of the batch.
+        """Returns a cache with the selected rows of the batch.
 
         An int selects one row and removes the batch axis.
         """
@@ -247,7 +247,7 @@ class ActivationCache:
     ) -> Any:
         """Stacks the contributions of all neurons before `layer`, (L·M, …).
 
-        The result has L·M·p·C numbers, and C times fewer with project_output_onto.
+        The result has L·M·p·C values, or 1/C as many with project_output_onto.
         """
         layer, part, neurons = self._layer(layer), Slice.of(pos_slice), Slice.unwrap(neuron_slice)
         onto = None if project_output_onto is None else array(project_output_onto)
@@ -361,7 +361,7 @@ class ActivationCache:
     ) -> Any:
         """Direct logit attribution: contributions of components to a token's logit, or to a logit difference.
 
-        Uses the norm's scale of this run. The result has no axis C. tokens: a single-token text, an id, or ids per row of the batch
+        Uses the norm's scale of this run. The result has no C axis. tokens: a single-token text, an id, or ids per row of the batch
         (b) or per position (b, p). No component includes b_U.
         """
 

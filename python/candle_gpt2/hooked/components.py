@@ -1,4 +1,4 @@
-"""Components of a GPT-2 in numpy. Each can be called on its own.
+"""GPT-2 components in numpy. Each can be called on its own.
 
 b batch, p positions, H heads of width D, C residual width, M MLP width, V tokens.
 """
@@ -96,7 +96,7 @@ LIVE_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def softmax(x: Any) -> Any:
-    """Softmax along the last axis. Rows of -inf, which padded positions have, become zeros."""
+    """Softmax along the last axis. Rows of -inf, as at padded positions, become zeros."""
     if is_live(x):
         is_hidden = x.isneginf().all(-1, keepdim=True)
         return x.masked_fill(is_hidden, 0).softmax(-1).masked_fill(is_hidden, 0)
@@ -114,12 +114,12 @@ def by_head(x: Any, weights: Any) -> Any:
 
 
 class Weighted(Module):
-    """Module whose weights are attributes with the names in `weights`."""
+    """Module whose weights are attributes named as in `weights`."""
 
     def __init__(self, kind: Kind, **weights: np.ndarray) -> None:
         self.kind = kind
         self._weights = weights
-        # Tensors that share memory with the weights, and keep their gradients.
+        # Tensors that share memory with the weights and hold their gradients.
         self._tensors: dict[str, Any] = {}
         # Checksum of the weights before the first access, after which callers may change them.
         self._checksum: int | None = None
@@ -161,7 +161,7 @@ class Weighted(Module):
         return self._checksum is not None and self._checksum != self.checksum()
 
     def accept_changes(self) -> None:
-        """Makes the current weights the reference of `is_changed`."""
+        """Makes the current weights the reference for `is_changed`."""
         if self._checksum is not None:
             self._checksum = self.checksum()
 
@@ -212,7 +212,7 @@ class PosEmbed(Weighted):
     weights = ("W_pos",)
 
     def forward(self, tokens: Any, past_kv_pos_offset: int = 0, attention_mask: Any = None) -> Any:
-        """Returns the vectors of positions from past_kv_pos_offset."""
+        """Returns the vectors of the positions starting at past_kv_pos_offset."""
         mask = None if attention_mask is None else array(attention_mask)
         return like(tokens, self.compute(array(tokens), past_kv_pos_offset, mask))
 
@@ -291,7 +291,7 @@ class Attention(Weighted):
     ) -> Any:
         """Computes the output, which is added to the residual stream, (b, p, C).
 
-        Without their own inputs, keys and values use the input of the queries.
+        Keys and values use the queries' input unless they have their own.
         """
         q, k, v = self._projected(query_input, key_input, value_input)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
@@ -408,7 +408,7 @@ class TransformerBlock(Module):
         return self.hook_resid_post(added(resid_mid, mlp_out))
 
     def _attention_inputs(self, resid_pre: Any) -> list[Any]:
-        """Returns one input for queries, keys and values, or three."""
+        """Returns a single input for queries, keys and values, or one for each."""
 
         def repeated() -> Any:
             one = resid_pre[:, :, None]

@@ -11,7 +11,7 @@ _IGNORED = ("rotary_", "yarn_", "NTK_", "checkpoint_", "n_params", "tokenizer_pr
 
 @dataclass
 class HookedTransformerConfig:
-    """Sizes of a GPT-2, processing of its weights, and switches of expensive hook points."""
+    """Sizes of a GPT-2, processing of its weights, and switches for expensive hook points."""
 
     n_layers: int
     d_model: int
@@ -40,7 +40,7 @@ class HookedTransformerConfig:
     init_mode: str = "gpt2"
     initializer_range: float = -1.0
     init_weights: bool = True
-    # Fixed for every GPT-2.
+    # The same for every GPT-2.
     positional_embedding_type: str = "standard"
     attention_dir: str = "causal"
     original_architecture: str = "GPT2LMHeadModel"
@@ -66,11 +66,11 @@ class HookedTransformerConfig:
 
     @property
     def n_params(self) -> int:
-        """Number of weights of attention and MLPs, without embeddings, biases and norms."""
+        """Number of attention and MLP weights, without embeddings, biases and norms."""
         return self.n_layers * self.d_model * (4 * self.d_head * self.n_heads + 2 * (self.d_mlp or 0))
 
     def check(self) -> None:
-        """Raises a ValueError for the first setting that a GPT-2 in float32 on the CPU cannot have."""
+        """Raises a ValueError for the first setting that a float32 GPT-2 on the CPU does not support."""
         expected = {
             "positional_embedding_type": ("standard",),
             "attention_dir": ("causal",),

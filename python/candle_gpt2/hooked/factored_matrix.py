@@ -176,7 +176,7 @@ class FactoredMatrix:
     def __getitem__(self, index: Any) -> "FactoredMatrix":
         """Indexes leading dimensions like an array.
 
-        An int as index of rows or columns keeps its dimension, as a range of length 1.
+        An int index of rows or columns keeps its dimension, like a range of length 1.
         """
         index = [array(one) if is_tensor(one) else one for one in (index if isinstance(index, tuple) else (index,))]
         count = sum(one is not None and one is not Ellipsis for one in index)

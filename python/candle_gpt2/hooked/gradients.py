@@ -27,7 +27,7 @@ class Tape:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Records a run, whose forward hooks may read activations but not edit them."""
+        """Records a run. Its forward hooks may read activations but not edit them."""
         model, before = self.model, {}
         if model.acts_to_saes:
             saes = ", ".join(model.acts_to_saes)
@@ -67,7 +67,7 @@ class Tape:
 
 
 def loss_gradient(logits: np.ndarray, tokens: np.ndarray, mask: np.ndarray | None, gradient: np.ndarray) -> np.ndarray:
-    """Computes the gradient of utils.lm_cross_entropy_loss at the logits (b, p, V).
+    """Computes the gradient of utils.lm_cross_entropy_loss with respect to the logits (b, p, V).
 
     gradient: the gradient at the loss, a number or (b, p − 1).
     """
@@ -104,7 +104,7 @@ def _block_backward(block: TransformerBlock, values: dict[str, Any], gradient: n
 
 
 def _attention_backward(block: TransformerBlock, values: dict[str, Any], gradient: np.ndarray) -> np.ndarray:
-    """Propagates the gradient at the output of attention to the residual stream before it."""
+    """Propagates the gradient from the attention output to the residual stream before it."""
     attn, x = block.attn, values["hook_resid_pre"]
     q, k, v = (values[f"attn.hook_{part}"].transpose(0, 2, 1, 3) for part in "qkv")  # (b, H, p, D)
     pattern = values["attn.hook_pattern"]

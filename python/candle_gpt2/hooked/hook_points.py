@@ -179,11 +179,11 @@ class HookPoint(Module):
         self.bwd_hooks: list[LensHandle] = []
         #: State that hooks keep between calls, until the hooks are reset.
         self.ctx: dict[Any, Any] = {}
-        # Readers of the value after all hooks, such as transcoders.
+        # Callbacks that read the value after all hooks, such as those of transcoders.
         self.readers: list[Callable[[Any], None]] = []
 
     def forward(self, value: Any) -> Any:
-        """Runs all hooks in the order in which they were added, and returns the final value."""
+        """Runs all hooks in the order they were added, and returns the final value."""
         for handle in self.fwd_hooks:
             # Pass a copy, because the backward pass may need the value before in-place edits.
             shown = value.clone() if is_live(value) else self.kind.out(value)
@@ -194,7 +194,7 @@ class HookPoint(Module):
                 found = self._returned(handle.hook, found, value)
                 value = found if is_live(value) or is_live(found) else like(value, found)
         if self.bwd_hooks and self.kind.is_torch and torch_module().is_grad_enabled():
-            # A separate tensor, whose gradient belongs to this hook point only.
+            # A separate tensor, so that its gradient belongs only to this hook point.
             value = value.clone() if is_live(value) else tensor(value).requires_grad_()
             value.register_hook(self.backward)
         for read in self.readers:
@@ -291,7 +291,7 @@ class HookedRootModule(Module):
         self.hook_dict: dict[str, HookPoint] = {}
 
     def setup(self) -> None:
-        """Sets the name of every module. Must be called when the tree is complete."""
+        """Sets the name of every module. Must be called once the tree is complete."""
         self.mod_dict, self.hook_dict = {}, {}
         for name, module in self.named_modules():
             if name:
@@ -329,7 +329,7 @@ class HookedRootModule(Module):
         level: int | None = None,
         prepend: bool = False,
     ) -> None:
-        """Adds a hook to the hook point with a name, or to those for which a function of names returns True.
+        """Adds a hook to the named hook point, or to all hook points whose names a function accepts.
 
         It remains until reset_hooks.
         """
@@ -341,9 +341,9 @@ class HookedRootModule(Module):
         self.add_hook(name, hook, dir, is_permanent=True)
 
     def _points_for(self, name: Name, hook: Hook) -> list[HookPoint]:
-        """Returns the hook points for a hook.
+        """Returns the hook points to which a hook is added.
 
-        A disabled hook point raises an error if it is named, and a warning if a function selects no other.
+        Raises an error for a named hook point that is disabled, and warns if a function selects only disabled ones.
         """
         if isinstance(name, str):
             point = self.hook_point(name)
@@ -498,7 +498,7 @@ class HookedRootModule(Module):
         return kept
 
     def _selected_names(self, names_filter: NamesFilter) -> list[str]:
-        """Returns the selected names. Hook points that are selected by name must exist and be enabled."""
+        """Returns the selected names. Hook points selected by name must exist and be enabled."""
         if names_filter is None:
             return list(self.hook_dict)
         if callable(names_filter):

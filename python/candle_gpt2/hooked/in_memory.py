@@ -1,4 +1,4 @@
-"""Conversion of in-memory models and tokenizers of transformers."""
+"""Conversion of in-memory models and tokenizers from transformers."""
 
 import json
 import shutil
@@ -15,12 +15,12 @@ from .weights import Weights
 
 
 def is_transformers(value: Any) -> bool:
-    """Whether a value is a model of transformers."""
+    """Whether a value is a transformers model."""
     return hasattr(value, "save_pretrained") and hasattr(value, "state_dict")
 
 
 def model_of(hf_model: Any, name: str, tokenizer: Any, options: dict[str, Any]) -> tuple[Model, str]:
-    """Opens a GPT-2 of transformers through a temporary folder.
+    """Opens a transformers GPT-2 through a temporary folder.
 
     The caller removes the folder together with the model. name: folder or Hub name of the tokenizer if `tokenizer` is None, or empty.
     """
@@ -39,7 +39,7 @@ def model_of(hf_model: Any, name: str, tokenizer: Any, options: dict[str, Any]) 
 
 
 def model_with(native: Model, weights: Weights) -> tuple[Model, str]:
-    """Opens a copy of a model with other weights through a temporary folder.
+    """Opens a copy of a model with different weights through a temporary folder.
 
     The caller removes the folder together with the model.
     """
@@ -70,7 +70,7 @@ def _write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 class ForeignTokenizer:
-    """Adapter that gives a tokenizer of transformers the methods that :class:`~.tokens.Tokenizer` calls."""
+    """Adapter that gives a transformers tokenizer the methods that :class:`~.tokens.Tokenizer` calls."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -95,7 +95,7 @@ class ForeignTokenizer:
 
 
 class NoTokenizer:
-    """Placeholder for a missing tokenizer. It rejects texts."""
+    """Placeholder for a missing tokenizer. It rejects all texts."""
 
     name = ""
 

@@ -12,7 +12,7 @@ SliceInput = None | int | tuple[int, ...] | list[int] | slice | np.ndarray
 class Slice:
     """Selection of part of an axis.
 
-    None selects all of it. An int selects one position and removes the axis. A tuple contains the arguments of `slice`. A list or
+    None selects the whole axis. An int selects one position and removes the axis. A tuple contains the arguments of `slice`. A list or
     array contains positions, or is a mask.
     """
 
@@ -47,7 +47,7 @@ class Slice:
 
     @classmethod
     def of(cls, value: Any) -> "Slice":
-        """Converts a value to a Slice, unless it is one."""
+        """Converts a value to a Slice, unless it already is one."""
         return value if isinstance(value, Slice) else cls(value)
 
     @classmethod

@@ -21,7 +21,7 @@ from .warned import warn
 _WEIGHTS = ("W_enc", "b_enc", "b_gate", "r_mag", "b_mag", "threshold", "W_dec", "b_dec", "W_skip")
 # Added to the standard deviation of a normalized input, as in SAELens.
 _DEVIATION_EPSILON = np.float32(1e-5)
-# Smallest length of a direction that latents are divided by.
+# Lower bound for the lengths of directions, which latents are divided by.
 _LEAST_LENGTH = 1e-8
 
 
@@ -92,7 +92,7 @@ class SAE(Weighted):
 
     @classmethod
     def load_from_disk(cls, path: str | PathLike[str]) -> "SAE":
-        """Name of `load` in SAELens, without a model."""
+        """SAELens' name for `load`, without a model."""
         return cls.load(path)
 
     @classmethod
@@ -119,7 +119,7 @@ class SAE(Weighted):
         """
         self.dictionary.save(folder)
 
-    #: Name of `save` in SAELens.
+    #: SAELens' name for `save`.
     save_model = save
 
     @property
@@ -192,7 +192,7 @@ class SAE(Weighted):
         return output if is_spliced else like(given, output)
 
     def _encode(self, x: Any, hook: Callable[[Any], Any] | None = None) -> Any:
-        """Computes latents (…, F). The hook receives the pre-activations, at the point where SAELens has it."""
+        """Computes latents (…, F). The hook receives the pre-activations, as in SAELens."""
         settings, weight = self._settings, self._weight
         if settings["normalize_activations"] == "layer_norm":
             mean, deviation = _statistics(x)
@@ -288,7 +288,7 @@ class WithSAEs(HookedRootModule):
 
     @property
     def acts_to_saes(self) -> dict[str, SAE]:
-        """Spliced-in SAEs and transcoders by the hook point that they read.
+        """Spliced-in SAEs and transcoders, keyed by the hook point that they read.
 
         If several read the same hook point, the later ones are listed by the hook point that they write.
         """
@@ -328,7 +328,7 @@ class WithSAEs(HookedRootModule):
     def reset_saes(self, act_names: str | Sequence[str] | None = None) -> None:
         """Removes all SAEs and transcoders, or those with these names in `acts_to_saes`.
 
-        Restores the previous use_error_term of each.
+        Restores each one's previous use_error_term.
         """
         names = list(self.acts_to_saes) if act_names is None else [act_names] if isinstance(act_names, str) else act_names
         spliced = self.acts_to_saes
@@ -348,7 +348,7 @@ class WithSAEs(HookedRootModule):
         sae.name, sae.readers = None, []
 
     def _module_at(self, name: str) -> Any:
-        """Returns the hook point with a name, or the SAE that replaces it."""
+        """Returns the named hook point, or the SAE that replaces it."""
         return self.mod_dict.get(version_2_name(name)) or self.hook_point(name)
 
     def _insert(self, name: str, module: Any) -> None:
@@ -367,7 +367,7 @@ class WithSAEs(HookedRootModule):
     ) -> Iterator[Any]:
         """Context manager that splices in SAEs and transcoders.
 
-        Restores the previous ones when it exits, unless reset_saes_end is False.
+        On exit, restores the previously spliced-in ones, unless reset_saes_end is False.
         """
         new = [saes] if isinstance(saes, SAE) else list(saes)
         before = list(self.acts_to_saes.values())

@@ -11,7 +11,7 @@ VECTOR_TYPES = ["OV", "w_in", "w_out"]
 
 
 class SVDInterpreter:
-    """Interprets singular vectors of a model's weights as directions of tokens.
+    """Interprets singular vectors of a model's weights as token directions.
 
     Source: "The Singular Value Decompositions of Transformer Weight Matrices are Highly Interpretable" (Beren Millidge, Sid Black).
     """

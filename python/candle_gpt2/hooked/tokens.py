@@ -39,14 +39,14 @@ class Tokenizer:
         eos = eos[0] if isinstance(eos, list) else eos
         self.eos_token_id: Any = bos if eos is None else eos
         self.bos_token_id: Any = self.eos_token_id if bos is None else bos
-        # GPT-2 has no padding token. The end-of-text token pads, and a mask distinguishes the two.
+        # GPT-2 has no padding token. The end-of-text token serves as padding, and a mask distinguishes the two.
         self.pad_token_id: Any = self.eos_token_id
         self.name_or_path = model.name
         self.vocab_size: int = int(config["vocab_size"] or 0)
 
     @property
     def padding_side(self) -> str:
-        """Side on which rows are padded: left or right."""
+        """Padding side of rows: left or right."""
         return self._padding_side
 
     @padding_side.setter
@@ -78,7 +78,7 @@ class Tokenizer:
         padding_side: str | None = None,
         add_special_tokens: bool = True,
     ) -> "Encoding":
-        """Tokenizes a text or several texts. Returns `input_ids` and `attention_mask`.
+        """Tokenizes one or more texts. Returns `input_ids` and `attention_mask`.
 
         These are lists, or with return_tensors="np" or "pt" arrays or tensors (b, p).
         """

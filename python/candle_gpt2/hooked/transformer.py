@@ -100,7 +100,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         self._weights = weights
         # State of the current run: number of cached tokens before it, and start of each text.
         self._past, self._starts = 0, np.zeros(1, np.int64)
-        # Last run with backward hooks: shape of its output, and backward pass from the gradient of the output.
+        # Last run with backward hooks: shape of its output, and a function that runs its backward pass.
         self._backward_pass: tuple[tuple[int, ...], Callable[[np.ndarray], None]] | None = None
         self.embed = Embed(self.kind, W_E=weights.W_E)
         self.hook_embed = HookPoint(self.kind)
@@ -230,7 +230,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
 
     @property
     def native(self) -> Model:
-        """The engine's Model, which prepends no BOS token, and whose `generate` returns only the completion.
+        """The engine's Model. It prepends no BOS token, and its `generate` returns only the completion.
 
         It has the weights that the model was opened with, before processing. If they have changed since, for example by training
         or load_state_dict, it is a new Model with the current weights.
@@ -250,7 +250,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return (module for _, module in self.named_modules() if isinstance(module, Weighted) and not isinstance(module, SAE))
 
     def _is_changed(self) -> bool:
-        """Whether the weights differ from those of `_native` by more than processing."""
+        """Whether the weights differ from the weights of `_native` in more than their processing."""
         return any(module.is_changed for module in self._weighted())
 
     def _accept_changes(self) -> None:
@@ -330,7 +330,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         move_to_device: bool = True,
         truncate: bool = True,
     ) -> Any:
-        """Tokenizes one text or several into ids (b, p), padded to the longest and truncated at n_ctx."""
+        """Tokenizes one or more texts into ids (b, p), padded to the longest and truncated at n_ctx."""
         return self.kind.out(self._tokens(input, prepend_bos, padding_side, truncate))
 
     def _tokens(
@@ -370,7 +370,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     def to_str_tokens(self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None) -> Any:
         """Returns the text of each token of a text or of ids (p) or (1, p).
 
-        A list returns a list of lists. prepend_bos applies only to texts.
+        A list of texts returns a list of lists. prepend_bos applies only to texts.
         """
         if isinstance(input, list):
             return [self.to_str_tokens(one, prepend_bos, padding_side) for one in input]
@@ -467,7 +467,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
 
     @contextmanager
     def _recording(self, is_whole: bool) -> Iterator[Tape | None]:
-        """Records what backward hooks need: with torch's autograd, or without torch on a tape."""
+        """Records the run for backward hooks: with torch's autograd, or on a tape without torch."""
         if not any(point.bwd_hooks for point in self.hook_points()):
             yield None
         elif self.kind.is_torch:
@@ -483,7 +483,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             )
 
     def _residual(self, input: Any, layer: int, ids: np.ndarray | None) -> Any:
-        """Validates the residual stream (b, p, C) with which a run begins at a block."""
+        """Validates the residual stream (b, p, C) for a run that begins at a block."""
         residual = array(input)
         if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model or residual.dtype.kind != "f":
             raise ValueError(
@@ -529,7 +529,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         mask: Any = None,
         past: list[KeyValues] | None = None,
     ) -> tuple[Any, np.ndarray | None]:
-        """Computes the residual stream before the first block, and the padding mask if it matters."""
+        """Computes the residual stream before the first block, and the padding mask if one is needed."""
         before = past[0].past_keys if past else None
         offset = 0 if before is None else before.shape[1]
         mask = self._mask(ids, prepend_bos, padding_side, mask, offset)
@@ -548,7 +548,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     def _mask(
         self, ids: np.ndarray | None, prepend_bos: bool | None, padding_side: str | None, mask: Any, offset: int = 0
     ) -> np.ndarray | None:
-        """Validates a mask, which includes `offset` earlier tokens, or computes the mask of left padding.
+        """Validates a mask, which includes `offset` earlier tokens, or computes the mask for left padding.
 
         Only left padding needs a mask, because later tokens could attend to it.
         """
@@ -761,7 +761,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return weight if is_live(weight) else self.kind.out(read_only(weight))
 
     def _stacked(self, path: str, name: str, values: np.ndarray) -> Any:
-        """Returns a weight of every block. `values` has the weights as one array."""
+        """Returns a weight of every block. `values` contains the weights as one array."""
         weights = [getattr(block, path)._weight(name) for block in self.blocks]
         return torch_module().stack([tensor(one) for one in weights]) if any(map(is_live, weights)) else self.kind.out(read_only(values))
 

@@ -158,7 +158,7 @@ def lm_cross_entropy_loss(logits: Any, tokens: Any, attention_mask: Any = None, 
 
 
 def lm_accuracy(logits: Any, tokens: Any, per_token: bool = False) -> Any:
-    """Computes the fraction of next tokens that are the most probable ones.
+    """Computes the fraction of next tokens that the model predicts as most probable.
 
     per_token: return a bool for each token, (b, p − 1).
     """
@@ -298,7 +298,7 @@ def test_prompt(
 ) -> None:
     """Prints the rank of an answer after a prompt, token by token.
 
-    For several answers, prints the rank of the first token of each.
+    For several answers, prints the rank of each answer's first token.
     """
     answers = [answer] if isinstance(answer, str) else answer
     if prepend_space_to_answer:

@@ -1,4 +1,4 @@
-"""Weights in TransformerLens' shapes, and TransformerLens' processing of them.
+"""Weights in TransformerLens' shapes, with its processing steps.
 
 The weights of all blocks are stacked; `model.blocks[3].attn.W_Q` is a view of the array in use.
 Processing does not change predictions. Sources: TransformerLens 4.3.0, `weight_processing.py`; "A Mathematical Framework for

@@ -1,4 +1,4 @@
-//! Activations in answers: `activations` and `activations_info` of a sequence.
+//! Activation entries in answers: `activations` and `activations_info`.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +16,7 @@ use crate::pieces::{Pieces, name};
 use crate::recorded::{SequenceActivations, ShownSites, SiteActivations};
 
 impl SequenceActivations {
-    /// Adds both entries to a choice.
+    /// Adds `activations` and `activations_info` to a choice.
     pub(super) fn write<M: SerializeMap>(
         &self,
         map: &mut M,

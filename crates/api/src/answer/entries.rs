@@ -13,11 +13,11 @@ const LOGPROB_OF_ZERO: f64 = -9999.0;
 pub(super) struct Entry {
     pub(super) id: u32,
     pub(super) name: String,
-    /// `None` for the first token.
+    /// Log-probability; `None` for the first token.
     pub(super) logprob: Option<f64>,
-    /// Most probable tokens at this position in descending order, with unique names.
+    /// Most probable tokens at this position, in descending order and with unique names.
     pub(super) alternatives: Vec<Alternative>,
-    /// Character offset in prompt and completion.
+    /// Character offset in the prompt plus completion.
     pub(super) offset: usize,
 }
 
@@ -27,14 +27,14 @@ pub(super) struct Alternative {
     pub(super) logprob: f64,
 }
 
-/// Origin of a token, which decides whether special tokens appear by name.
+/// Origin of a token; determines whether special tokens appear by name.
 #[derive(Clone, Copy)]
 enum TokenOrigin {
     Prompt,
     Text,
 }
 
-/// Entries of a prompt's tokens.
+/// Creates the entries for a prompt's tokens.
 pub(super) fn of_prompt(prompt: &PromptAnswer, options: &ResponseOptions, pieces: &Pieces) -> Vec<Entry> {
     let scores = prompt.scores.iter().skip(prompt.echo_start);
     let tokens = prompt.reported_ids().iter().zip(&prompt.offsets).zip(scores);
@@ -45,7 +45,7 @@ pub(super) fn of_prompt(prompt: &PromptAnswer, options: &ResponseOptions, pieces
         .collect()
 }
 
-/// Entries of a completion's tokens from index `sent`.
+/// Creates the entries for a completion's tokens, starting at index `sent`.
 pub(super) fn of_text(
     text: &TextAnswer,
     sent: usize,

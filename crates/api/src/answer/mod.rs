@@ -29,7 +29,7 @@ pub struct Answer {
     options: ResponseOptions,
     pieces: Arc<Pieces>,
     prompts: Vec<PromptAnswer>,
-    /// Warnings that were not sent yet.
+    /// Warnings that have not been sent yet.
     warnings: Warnings,
 }
 
@@ -49,10 +49,10 @@ impl Answer {
         &self.head.id
     }
 
-    /// Warnings about a request that is answered anyway.
+    /// Nonfatal warnings about the request.
     ///
-    /// A complete response contains them under `warnings`. In a stream, the first chunk contains them, which
-    /// clears this list.
+    /// A complete response contains them under `warnings`. A stream sends them in its first chunk, which clears
+    /// this list.
     pub fn warnings(&self) -> &Warnings {
         &self.warnings
     }
@@ -150,7 +150,7 @@ impl Answer {
         Reply { json: self.into_response(), warnings }
     }
 
-    /// Sequence indices of the returned completions of a prompt.
+    /// Sequence indices of the completions returned for a prompt.
     fn returned_texts(&self, state: &PromptAnswer) -> Vec<usize> {
         let ResponseOptions { n, best_of, is_copied, .. } = self.options;
         if is_copied {
@@ -165,7 +165,7 @@ impl Answer {
         order
     }
 
-    /// Indices of the choices that return a completion.
+    /// Choice indices of a completion; more than one if it is returned in copies.
     fn indices(&self, prompt: usize, sequence: usize) -> Range<usize> {
         let first = prompt * self.options.n;
         if self.options.is_copied {
@@ -223,7 +223,7 @@ impl Answer {
         chunks
     }
 
-    /// Choice without content.
+    /// Creates a choice without content.
     fn choice<'a>(&'a self, index: usize, prompt: &'a PromptAnswer) -> Choice<'a> {
         let (options, pieces) = (&self.options, &*self.pieces);
         Choice { index, options, pieces, prompt, echo: false, is_first: false, text: None }

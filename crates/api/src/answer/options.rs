@@ -1,4 +1,4 @@
-//! Requested contents of a response.
+//! Response options: the contents that the request asked for.
 
 use std::fmt::Display;
 
@@ -18,7 +18,7 @@ pub(crate) enum Shape {
     Activations,
 }
 
-/// Header fields of every response.
+/// Fields common to every response.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) id: String,
@@ -29,7 +29,7 @@ pub(crate) struct Head {
     pub(crate) seed: Option<Seed>,
 }
 
-/// Requested contents of a response.
+/// Response options: the contents that the request asked for.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseOptions {
     pub(crate) shape: Shape,
@@ -40,9 +40,9 @@ pub(crate) struct ResponseOptions {
     pub(crate) logprobs: bool,
     /// Number of completions returned for each prompt.
     pub(crate) n: usize,
-    /// Number of completions generated for each prompt, of which the most probable are returned.
+    /// Number of candidates generated for each prompt; the most probable ones are returned.
     pub(crate) best_of: usize,
-    /// Whether all completions of a prompt are equal; one is generated and returned `n` times.
+    /// Whether all completions of a prompt are identical; one is then generated and returned `n` times.
     pub(crate) is_copied: bool,
     pub(crate) stops: Vec<String>,
     pub(crate) stop_token_ids: Vec<u32>,
@@ -57,7 +57,7 @@ pub(crate) struct ResponseOptions {
 }
 
 impl ResponseOptions {
-    /// Error for non-finite values described by `what`; blames steering if active, else the model.
+    /// Error for non-finite values described by `what`; blames steering if active, otherwise the model.
     pub(crate) fn overflowed(&self, what: impl Display) -> ApiError {
         match self.is_steered {
             true => {

@@ -1,4 +1,4 @@
-//! Partially generated completion, and the prompt that it continues.
+//! Partially generated completion and its prompt.
 
 use candle_gpt2_generation::{StopReason, TokenLogprobs};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::ApiError;
 use crate::pieces::{CharCounter, Pieces};
 use crate::recorded::{Inspected, SequenceActivations};
 
-/// Prompt and the data that the answer reports about it.
+/// Prompt, with the data that the answer reports about it.
 #[derive(Debug)]
 pub(crate) struct PromptAnswer {
     pub(super) ids: Vec<u32>,
@@ -34,7 +34,7 @@ pub(crate) struct PromptAnswer {
 impl PromptAnswer {
     /// Creates a prompt with `texts` completions.
     ///
-    /// With `echo`, the completions finish a character that the prompt ends within.
+    /// With `echo`, if the prompt ends in the middle of a character, the completions complete it.
     ///
     /// # Errors
     /// If the tokenizer cannot decode the prompt.
@@ -77,13 +77,13 @@ impl PromptAnswer {
         self
     }
 
-    /// Reported tokens.
+    /// Ids of the reported tokens.
     pub(super) fn reported_ids(&self) -> &[u32] {
         self.ids.get(self.echo_start..).unwrap_or_default()
     }
 }
 
-/// Finish reason in answers.
+/// Reason why a completion finished, as reported in answers.
 #[derive(Debug, Clone)]
 pub(super) struct Finish {
     /// `stop` or `length`.
@@ -111,20 +111,20 @@ pub(crate) struct TextAnswer {
     pub(super) sent: Sent,
     /// Inspection that records activations during generation.
     inspected: Option<Inspected>,
-    /// Recorded activations after the end of the completion, if requested.
+    /// Activations collected when the completion ended, if requested.
     pub(super) activations: Option<SequenceActivations>,
 }
 
-/// Progress of streaming a completion.
+/// Streaming progress of a completion.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Sent {
     /// Whether the first chunk was sent.
     pub(super) has_begun: bool,
-    /// Bytes of the text.
+    /// Number of text bytes sent.
     pub(super) text: usize,
-    /// Tokens with their log-probabilities.
+    /// Number of log-probability entries sent.
     pub(super) entries: usize,
-    /// Tokens as ids.
+    /// Number of token ids sent.
     pub(super) ids: usize,
 }
 
@@ -189,7 +189,7 @@ impl TextAnswer {
         options.stops.iter().find(|stop| stop.as_bytes() == name).map_or(Value::Null, |stop| json!(stop))
     }
 
-    /// Stop string that ended the completion; the tokens contain it right after the text.
+    /// Stop string that ended the completion, read from the tokens that follow the text.
     fn stop_string(&self, options: &ResponseOptions, pieces: &Pieces) -> Option<String> {
         let written = pieces.shown_text(&self.ids).ok()?;
         let rest = written.get(self.text.len()..)?;

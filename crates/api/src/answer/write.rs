@@ -19,7 +19,7 @@ pub(super) struct Response<'a> {
     pub(super) head: &'a Head,
     pub(super) options: &'a ResponseOptions,
     pub(super) choices: &'a [Choice<'a>],
-    /// Absent, null or present.
+    /// Token counts: absent, null or present.
     pub(super) usage: Option<Option<Usage>>,
 }
 
@@ -27,11 +27,11 @@ pub(super) struct Response<'a> {
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
-    /// Present if cached tokens are reported.
+    /// Number of cached prompt tokens, if reported.
     pub(super) cached_tokens: Option<usize>,
 }
 
-/// Completion, or its next part in a stream.
+/// Choice: a completion, or its next part in a stream.
 pub(super) struct Choice<'a> {
     pub(super) index: usize,
     pub(super) options: &'a ResponseOptions,
@@ -41,11 +41,11 @@ pub(super) struct Choice<'a> {
     pub(super) echo: bool,
     /// Whether this is the first chunk of the completion.
     pub(super) is_first: bool,
-    /// Completion and the part of it that was already sent.
+    /// Completion, and how much of it has already been sent.
     pub(super) text: Option<(&'a TextAnswer, Sent)>,
 }
 
-/// Serializes a value. This never fails, because map keys are strings and numbers are finite.
+/// Serializes a value. This cannot fail, because map keys are strings and numbers are finite.
 pub(crate) fn json(answer: &impl Serialize) -> String {
     serde_json::to_string(answer).unwrap_or_default()
 }
@@ -149,7 +149,7 @@ impl Choice<'_> {
     }
 }
 
-/// Four lists of equal length.
+/// Log-probabilities of a completion: four lists of equal length.
 struct CompletionLogprobs<'a>(&'a [Entry]);
 
 impl Serialize for CompletionLogprobs<'_> {
@@ -187,7 +187,7 @@ impl Serialize for TopLogprobs<'_> {
     }
 }
 
-/// `{content: [{token, logprob, bytes, top_logprobs}]}`.
+/// Log-probabilities of a chat reply: `{content: [{token, logprob, bytes, top_logprobs}]}`.
 struct ChatLogprobs<'a>(&'a [Entry], &'a Pieces);
 
 impl Serialize for ChatLogprobs<'_> {

@@ -8,10 +8,10 @@ use serde_path_to_error::Segment;
 use super::walk::{Key, walk};
 use crate::ApiError;
 
-/// Maximum number of characters of a value or a name that a message repeats.
+/// Maximum number of characters that a message quotes from a value or name.
 const SHOWN_CHARS: usize = 40;
 
-/// Marker around the path of an [`inner`] value, in front of its error message.
+/// Delimiter around the path that precedes the error message of an [`inner`] value.
 pub(super) const INNER: char = '\u{1}';
 
 /// Error for an invalid value at `path`.
@@ -68,7 +68,7 @@ fn expected_and_found(error: &serde_json::Error, json: &str) -> String {
     }
 }
 
-/// Returns serde's message without the position, which refers to the value and not to the body.
+/// Returns serde's message without its position, which is relative to the value, not the body.
 pub(crate) fn without_position(error: &serde_json::Error) -> String {
     let mut message = error.to_string();
     if let Some(end) = message.rfind(" at line ").filter(|_| error.line() > 0) {

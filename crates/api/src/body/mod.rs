@@ -30,7 +30,7 @@ use walk::{Key, walk};
 
 use crate::ApiError;
 
-/// Treatment of a known field.
+/// Handling of a known field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// The field is read.
@@ -76,7 +76,7 @@ impl Field {
     }
 }
 
-/// Object whose fields serde reads, declared by [`fields!`].
+/// Object that serde deserializes, with fields declared by [`fields!`].
 pub(crate) trait Fields {
     /// All known fields, including ignored and rejected ones.
     fn fields() -> &'static [Field];
@@ -196,7 +196,7 @@ fn or_null(mut schema: Value) -> Value {
     schema
 }
 
-/// Value in a body, with its field.
+/// Value in a body, together with its field.
 #[derive(Debug, Clone, Copy)]
 struct Entry<'a> {
     field: &'static Field,
@@ -334,7 +334,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Whether a value is null, false or empty and so requests nothing.
+/// Whether a value is null, false or empty, and therefore requests nothing.
 fn is_empty(json: &str) -> bool {
     let written: String = json.chars().take(16).filter(|c| !c.is_ascii_whitespace()).collect();
     json == "\"\"" || ["null", "false", "[]", "{}"].contains(&written.as_str())

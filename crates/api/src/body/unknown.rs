@@ -37,7 +37,7 @@ const MIN_PREFIX_LETTERS: usize = 4;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Warnings {
     ignored: Vec<Ignored>,
-    /// Number of further unknown fields.
+    /// Number of unknown fields beyond those listed by name.
     more: usize,
 }
 
@@ -59,12 +59,12 @@ impl Warnings {
         self.ignored.is_empty()
     }
 
-    /// Adds a note, for example about a character of the prompt.
+    /// Adds a note, for example about a character without a token.
     pub(crate) fn add(&mut self, note: Option<String>) {
         self.ignored.extend(note.map(Ignored::Other));
     }
 
-    /// One sentence for each ignored part.
+    /// Returns one sentence for each ignored part.
     pub fn iter(&self) -> impl Iterator<Item = String> {
         let named = self.ignored.iter().map(|ignored| match ignored {
             Ignored::Field { path, nearest } => {
@@ -89,7 +89,7 @@ impl Warnings {
         }
     }
 
-    /// Adds the fields of a value and its nested objects that `schema` does not contain.
+    /// Adds the fields of a value and its nested objects that are missing from `schema`.
     pub(super) fn note_inner(&mut self, json: &str, schema: &Value, path: &str) {
         if !json.starts_with(['{', '[']) || !has_fields(schema) {
             return;

@@ -1,4 +1,4 @@
-//! Field value types that define the accepted JSON for error messages and the OpenAPI description.
+//! Types of field values; each defines its accepted JSON for error messages and OpenAPI.
 
 use std::fmt::{self, Display};
 use std::marker::PhantomData;
@@ -67,7 +67,7 @@ pub(crate) fn number(json: &str) -> Option<f64> {
 
 /// Parses an integer; accepts `16.0` as 16, because some clients write integers that way.
 pub(crate) fn whole_number(json: &str) -> Option<i64> {
-    /// Largest bound below which f64 represents every integer.
+    /// Bound up to which f64 represents every integer exactly.
     const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
     json.parse().ok().or_else(|| {
         let number = number(json)?;
@@ -93,17 +93,17 @@ impl Described for Integer {
     }
 }
 
-/// 64-bit seed. A negative seed equals that number plus 2^64.
+/// 64-bit seed; a negative seed is equivalent to itself plus 2^64.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Seed {
-    /// Seed as OpenAI's clients write it.
+    /// Signed seed, as OpenAI's clients send it.
     Signed(i64),
-    /// Seed beyond `i64::MAX`, as the command line accepts it.
+    /// Seed above `i64::MAX`, which the command line accepts too.
     Unsigned(u64),
 }
 
 impl Seed {
-    /// Seed of the random number generator.
+    /// Returns the seed for the random number generator.
     pub(crate) fn bits(self) -> u64 {
         match self {
             Self::Signed(seed) => seed.cast_unsigned(),

@@ -28,15 +28,15 @@ const MAX_ROLE_BYTES: usize = 64;
 fields! {
     /// Fields of `/v1/chat/completions` that `/v1/completions` does not have.
     ChatFields {
-        /// Conversation of at least one message, which the chat template turns into a prompt.
+        /// Conversation of at least one message; the chat template turns it into a prompt.
         @required messages: Option<List<Message, MAX_MESSAGES>>,
         /// Maximum number of new tokens; by default up to the end of the context.
         max_tokens | max_completion_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
         /// Whether the log-probability of each token is returned.
         logprobs: bool = false,
-        /// With `logprobs`: number of most probable tokens at each position.
+        /// With `logprobs`: number of most probable tokens to return at each position.
         top_logprobs: Count<0, MAX_LOGPROBS> = Count(0),
-        /// Value that the chat template receives under this name.
+        /// Value passed to the chat template under this name.
         add_generation_prompt: bool = true,
     }
     refused [
@@ -73,7 +73,7 @@ pub struct ChatRequest {
     pub(crate) warnings: Warnings,
 }
 
-/// Message as templates read it.
+/// Message as passed to the chat template.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "MessageFields")]
 pub(crate) struct Message {
@@ -186,7 +186,7 @@ impl ChatRequest {
         self.options.grammar.is_some()
     }
 
-    /// Names of the fields that are read or ignored.
+    /// Names of the accepted fields, including ignored ones.
     pub fn fields() -> impl Iterator<Item = &'static str> {
         supported_names(&FIELDS)
     }

@@ -25,7 +25,7 @@ struct Context<'a, M> {
 }
 
 impl ChatTemplate {
-    /// Parses a template, in child processes of `program` or, without one, in this process.
+    /// Parses a template in child processes running `program`, or in this process without one.
     ///
     /// The error describes the problem with the template.
     pub(crate) fn new(source: &str, program: Option<&WorkerProgram>) -> Result<Self, String> {

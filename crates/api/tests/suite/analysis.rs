@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::common::{LATENTS, options, tiny, transcoders};
 
-/// Tolerance for f32 sums of the same numbers in a different order.
+/// Tolerance for f32 sums of the same values in a different order.
 const TOLERANCE: f64 = 1e-4;
 
 fn in_pieces(endpoint: Endpoint, body: &Value, tokens: usize) -> (Value, usize) {
@@ -28,7 +28,7 @@ fn in_pieces(endpoint: Endpoint, body: &Value, tokens: usize) -> (Value, usize) 
     unreachable!()
 }
 
-/// Compares numbers with a tolerance; packed numbers need only the same length.
+/// Compares numbers with a tolerance; for encoded patterns, compares only the length.
 fn assert_same(found: &Value, expected: &Value, path: &str) {
     match (found, expected) {
         (Value::Array(a), Value::Array(b)) => {
@@ -102,7 +102,7 @@ fn caller_can_cancel_an_analysis_or_a_completion() {
     }
 }
 
-/// Each cell holds the n-th largest latent of its layer and token, computed by the dictionary itself.
+/// Each cell holds the n-th largest latent of its layer and token, as computed by the dictionary.
 ///
 /// A card contains the activations of one feature at every token.
 #[test]

@@ -50,7 +50,7 @@ fn eos_join_ends_every_message_with_eos() {
     assert_eq!(prompt(&tested, json!([{ "role": "user", "content": null }])), "<|endoftext|>");
 }
 
-/// Truncation keeps the end of a conversation, which matches vLLM.
+/// Truncation keeps the end of a conversation, as in vLLM.
 #[test]
 fn truncation_keeps_the_end_of_a_conversation() {
     let tested = with_eos_join();

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::common::{options, tiny};
 
-/// Tolerance for f32 sums through three blocks in a different order than PyTorch's.
+/// Tolerance for three blocks of f32 sums in a different order than PyTorch's.
 const TOLERANCE: f64 = 1e-4;
 
 struct Served {

@@ -14,7 +14,7 @@ use candle_gpt2_interpret::{Dictionary, DictionaryConfig};
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, pattern};
 use serde_json::{Value, json};
 
-/// Tolerance for `score`, which uses no cache and therefore adds f32 numbers in a different order.
+/// Tolerance for `score`, which uses no cache and therefore adds f32 values in a different order.
 pub(crate) const SCORE_TOLERANCE: f64 = 1e-5;
 
 /// Sizes of the tiny checkpoint and its transcoders.
@@ -77,7 +77,7 @@ pub(crate) fn tiny() -> &'static Tested {
     })
 }
 
-/// Tiny checkpoint with another file in its folder.
+/// Tiny checkpoint with an additional file in its folder.
 pub(crate) fn tiny_with(file: &str, contents: &str, template: ChatTemplateChoice) -> Tested {
     let folder = CheckpointFolder::tiny().with(file, contents);
     let model = load(folder.path());
@@ -85,7 +85,7 @@ pub(crate) fn tiny_with(file: &str, contents: &str, template: ChatTemplateChoice
     Tested { model, served }
 }
 
-/// Tiny checkpoint with an added token, whose id is 299.
+/// Tiny checkpoint with an added token (id 299).
 pub(crate) fn tiny_with_token(token: &str) -> Tested {
     let folder = CheckpointFolder::tiny().with_added_token(token);
     let model = load(folder.path());

@@ -278,7 +278,7 @@ fn added_token_has_the_same_text_in_every_field() {
     }
 }
 
-/// An echo contains a complete character that the prompt begins and the completion ends.
+/// An echo contains the whole of a character that starts in the prompt and ends in the completion.
 #[test]
 fn echo_joins_a_character_split_between_prompt_and_text() {
     // `⁄` consists of the bytes of tokens 159, 224 and 227.

@@ -298,7 +298,7 @@ fn truncation_keeps_the_end_of_the_prompt() {
     assert_eq!(prompt(&body), ids[ids.len() - 5..]);
 }
 
-/// Only the end of the prompt is read; for words, its tokens equal those of the whole text.
+/// Only the end of a long prompt is encoded; in a text of words, its tokens match the whole text's.
 #[test]
 fn truncation_handles_prompts_of_any_length() {
     let prompt = |body: &Value| call(body).unwrap().requests[0].prompt.clone();

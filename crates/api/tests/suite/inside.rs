@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Tested, call, error, options, tiny, tiny_with};
 
-/// Tolerance for log-probabilities of the same hidden states from products of other shapes.
+/// Tolerance for log-probabilities computed from the same hidden states in differently shaped products.
 const SAME_LOGPROBS: f64 = 1e-4;
 
 fn width() -> usize {
@@ -28,7 +28,7 @@ fn last_block() -> String {
     format!("blocks.{}.hook_resid_post", tiny().model.config().n_layer - 1)
 }
 
-/// Direction as a list.
+/// Random direction, as a list of numbers.
 fn direction(seed: u64) -> Vec<f64> {
     values(&pattern(&[width()], 3.0, seed))
 }
@@ -142,7 +142,7 @@ fn steering_matches_a_control_vector() {
     assert_ne!(tiny().complete(&body)["choices"], expected);
 }
 
-/// Sixteen concurrent clients, one steered and one recorded, each get the same answer as alone.
+/// Sixteen concurrent clients, one steered and one recorded, get the same answers as alone.
 #[test]
 fn concurrent_clients_get_the_same_answers_as_alone() {
     let bodies: Vec<Value> = (0..16)
@@ -185,7 +185,7 @@ fn concurrent_clients_get_the_same_answers_as_alone() {
     }
 }
 
-/// Any positions of any part return the same values as the whole sequence.
+/// Positions selected from any part have the same values as in the whole sequence.
 #[test]
 fn positions_select_tokens_of_the_sequence() {
     let prompt = [5, 6, 7, 130];
@@ -598,7 +598,7 @@ fn overflowing_steering_scale_is_a_client_error() {
     assert_eq!(error.to_string(), "steering: the model's logits are not finite; use a smaller scale");
 }
 
-/// The error names the hook point that overflows, and no answer contains a null instead.
+/// The error names the overflowing hook point; no answer contains a null in its place.
 #[test]
 fn overflowing_activations_name_the_hook_point() {
     let steering = json!([{ "site": "blocks.0.hook_resid_post", "vector": direction(1), "scale": 1e30 }]);
@@ -654,7 +654,7 @@ fn activation_bytes_per_request_are_limited() {
     assert_eq!((error.status(), error.param()), (400, Some("sites")));
 }
 
-/// A server without the option rejects activations and steering.
+/// A server started without the option rejects activations and steering.
 #[test]
 fn activations_and_steering_are_off_by_default() {
     let served = ServedModel::new(&tiny().model, ApiOptions { activations: false, ..options() }).unwrap();

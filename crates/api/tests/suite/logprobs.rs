@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::common::{begun, call, logprobs, tiny, token};
 
-/// Single-byte tokens of a text's bytes.
+/// Token ids of a text's bytes, one token per byte.
 fn bytes(text: &str) -> Vec<u32> {
     let tokenizer = tiny().model.vocabulary().tokenizer().unwrap();
     let single_byte_token = |byte: u8| {
@@ -60,7 +60,7 @@ fn partial_characters_are_shown_as_bytes_at_one_offset() {
     assert_eq!(listed["top_logprobs"][1], json!({ "bytes:\\xc3": -0.5 }));
 }
 
-/// Recorded OpenAI reply: five prompt characters, a token, a character in two tokens, a token.
+/// Mirrors a recorded OpenAI reply: five prompt characters, a token, a two-token character, a token.
 #[test]
 fn text_offsets_count_the_prompt_characters() {
     let (x, parts, y) = (bytes("x")[0], bytes("é"), bytes("y")[0]);

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::common::{call, logprobs, tiny, token};
 
-/// Joins the choices of chunks in the way that clients do.
+/// Joins the choices of chunks the way clients do.
 fn join_chunks(chunks: &[Value]) -> Vec<Value> {
     let mut choices: Vec<Value> = Vec::new();
     for piece in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {

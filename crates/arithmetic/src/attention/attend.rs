@@ -11,16 +11,16 @@ use crate::threads::{Part, Parts, computed_in_parts, thread_count};
 
 /// Queries per work item.
 ///
-/// The number is small enough to keep many threads busy, and large enough to reuse cached keys.
+/// Small enough to keep many threads busy, and large enough to reuse cached keys.
 const PIECE_QUERIES: usize = 48;
-/// Minimum work items per thread; with fewer, threads also share the parts of the keys.
+/// Minimum work items per thread; with fewer, the threads also divide up the keys.
 const PIECES_PER_THREAD: usize = 4;
-/// Queries of a head that one thread merges.
+/// Number of a head's queries that one thread merges.
 ///
 /// A decoding step of one sequence uses one thread, which costs less than synchronizing several.
 const MERGED_ROWS: usize = 32;
 
-/// Attention over a memory of any format.
+/// Attention over a KV memory of any format.
 pub(super) struct Attend<'a> {
     pub(super) q: &'a Heads<'a>,
     pub(super) sizes: KvSizes,
@@ -28,7 +28,7 @@ pub(super) struct Attend<'a> {
     pub(super) scale: f32,
     pub(super) visible: &'a [Range<usize>],
     pub(super) instructions: InstructionSet,
-    /// Whether threads share the keys of a query; `None` selects the faster option.
+    /// Whether several threads divide up a query's keys; `None` selects the faster option.
     pub(super) shares_keys: Option<bool>,
 }
 
@@ -49,7 +49,7 @@ impl Attend<'_> {
                 instructions.run(Piece { work, part });
             });
         }
-        // Results of the queries for each row, head and part of the keys.
+        // Partial results of the queries for each row, head and part of the keys.
         let parts = visible.iter().map(|keys| keys.end.div_ceil(PART_KEYS)).max().unwrap_or(0);
         let result_len = tokens * result_len(value_dim);
         let of_parts = Parts { row_len: result_len, rows: 1, columns: result_len };
@@ -83,7 +83,7 @@ impl<F: Format> Clone for OnMemory<'_, F> {
 impl<F: Format> Copy for OnMemory<'_, F> {}
 
 impl<F: Format> OnMemory<'_, F> {
-    /// Converts queries of one row and head to the product format.
+    /// Converts the queries of one row and head to the format used in products.
     #[inline(always)]
     fn arranged<S: Simd>(
         &self,
@@ -128,7 +128,7 @@ impl<F: Format> OnMemory<'_, F> {
     }
 }
 
-/// Job over all keys of some queries in one head.
+/// Job that computes attention over all keys, for a range of queries in one head.
 struct Piece<'a, 'b, F: Format> {
     work: OnMemory<'a, F>,
     part: Part<'b, f32>,
@@ -143,7 +143,7 @@ impl<F: Format> Job for Piece<'_, '_, F> {
         let mut row = 0;
         while row < self.part.rows() {
             let (batch, token) = self.work.attend.q.place_of(self.part.first_row + row);
-            // Queries of the next row of the batch see other keys.
+            // Queries in the next row of the batch see different keys.
             let queries = (self.part.rows() - row).min(self.work.attend.q.tokens_of(batch) - token);
             self.of_row(simd, row, (batch, token..token + queries));
             row += queries;
@@ -152,7 +152,7 @@ impl<F: Format> Job for Piece<'_, '_, F> {
 }
 
 impl<F: Format> Piece<'_, '_, F> {
-    /// Computes attention for some queries of one batch row.
+    /// Computes attention for a range of queries in one batch row.
     #[inline(always)]
     fn of_row<S: Simd>(&mut self, simd: S, row: usize, (batch, tokens): (usize, Range<usize>)) {
         let Attend { sizes, visible, .. } = *self.work.attend;
@@ -185,7 +185,7 @@ impl<F: Format> Piece<'_, '_, F> {
     }
 }
 
-/// Merges a query's partial result into the total, if the query sees any key of the part.
+/// Merges a query's partial result into the total if the query sees any key in the part.
 #[inline(always)]
 fn merge_visible<S: Simd>(simd: S, total: &mut [f32], result: &[f32], visible: &Range<usize>, part: usize) {
     if visible.start / PART_KEYS == part {
@@ -195,10 +195,10 @@ fn merge_visible<S: Simd>(simd: S, total: &mut [f32], result: &[f32], visible: &
     }
 }
 
-/// Job over one part of the keys, for the few queries of a row and head.
+/// Job that computes partial results over one part of the keys, for one row and head.
 struct PieceOfKeys<'a, 'b, F: Format> {
     work: OnMemory<'a, F>,
-    /// Index of the row and head, counted row by row.
+    /// Index of the row and head, in row-major order.
     position: usize,
     key_part: usize,
     results: &'b mut [f32],
@@ -220,7 +220,7 @@ impl<F: Format> Job for PieceOfKeys<'_, '_, F> {
     }
 }
 
-/// Job that merges the partial results of some queries and heads, counted query by query.
+/// Job that merges partial results for a range of (query, head) pairs, in query-major order.
 struct Merge<'a, 'b, F: Format> {
     work: OnMemory<'a, F>,
     parts: usize,

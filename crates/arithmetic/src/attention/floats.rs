@@ -7,7 +7,7 @@ use crate::element::Element;
 use crate::simd::{LANES, Simd, TileJob, tile_height};
 use crate::simd::{SeparateRows, Sums, sum_products};
 
-/// Format with elements in f32, or in the bits of f16.
+/// Format that stores elements as f32 or as the bits of an f16.
 pub(super) struct Floats<E>(PhantomData<E>);
 
 impl<E: Element> Format for Floats<E> {
@@ -86,7 +86,7 @@ fn rounded<S: Simd, E: Element>(simd: S, values: &[f32]) -> [E; LANES] {
     sixteen
 }
 
-/// Returns the lines of some panels.
+/// Splits each panel into lines.
 #[inline(always)]
 fn lines<E: Copy, const PANELS: usize>(panels: [&[E]; PANELS]) -> [&[[E; LANES]]; PANELS] {
     let mut lines: [&[[E; LANES]]; PANELS] = [&[]; PANELS];

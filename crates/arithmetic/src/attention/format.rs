@@ -11,27 +11,27 @@ use crate::simd::{LANES, Simd, TileJob};
 
 /// Storage format of keys and values.
 pub(crate) trait Format: 'static {
-    /// Element type of the memory.
+    /// Element type in memory.
     type Unit: ZeroBits + Default + Send + Sync;
-    /// Element type of queries in products: an input, or a group of inputs.
+    /// Element type of queries in products: one input or a group of inputs.
     type Query: Copy + Default + Send + Sync;
-    /// Inputs in an element of a query, and inputs of each key in a line of a panel.
+    /// Number of inputs per query element, and per key in each line of a panel.
     const KEY_INPUTS: usize;
-    /// Units of a line of keys.
+    /// Units per line of keys.
     const KEY_LINE: usize;
-    /// Units of a line of values: 16 columns of one token.
+    /// Units per line of values (16 columns of one token).
     const VALUE_LINE: usize;
     /// Whether scores are products of bytes.
     #[allow(dead_code, reason = "unused unless an instruction set can multiply bytes in two ways")]
     const MULTIPLIES_BYTES: bool = false;
 
-    /// Converts a query to the product format.
+    /// Converts a query to the format used in products.
     fn arrange<S: Simd>(simd: S, query: &[f32], to: &mut [Self::Query]);
 
-    /// Writes a key, rounded, to a lane of a panel.
+    /// Rounds a key and writes it to a lane of a panel.
     fn write_key<S: Simd>(simd: S, key: &[f32], panel: &mut [Self::Unit], lane: usize);
 
-    /// Writes up to 16 columns of a value, rounded, to a line.
+    /// Rounds a value's columns (at most 16) and writes them to a line.
     fn write_value<S: Simd>(simd: S, columns: &[f32], line: &mut [Self::Unit]);
 
     /// Reads the key in a lane of a panel.
@@ -40,13 +40,13 @@ pub(crate) trait Format: 'static {
     /// Reads the first columns of a line.
     fn read_value(line: &[Self::Unit], to: &mut [f32]);
 
-    /// Runs a job for a tile of queries of the best available height.
+    /// Runs a job for a tile of queries, using the best available tile height.
     fn in_tile<S: Simd, J: TileJob<S>>(simd: S, queries: usize, job: J) -> J::Output;
 
-    /// Queries of the tallest tile.
+    /// Number of queries in the tallest tile.
     fn tile_rows<S: Simd>() -> usize;
 
-    /// Computes the products of the queries with the keys of some panels.
+    /// Computes the products of the queries with the keys of `panels`.
     ///
     /// All slices hold whole queries and panels.
     fn scores<S: Simd, const ROWS: usize, const PANELS: usize>(
@@ -55,7 +55,7 @@ pub(crate) trait Format: 'static {
         panels: [&[Self::Unit]; PANELS],
     ) -> Sums<S, ROWS, PANELS>;
 
-    /// Computes the weighted sums of the lines of some panels of values.
+    /// Computes weighted sums over the lines of the value `panels`.
     ///
     /// Each row has one weight for each line.
     fn weighted<S: Simd, const ROWS: usize, const PANELS: usize>(
@@ -65,13 +65,13 @@ pub(crate) trait Format: 'static {
     ) -> Sums<S, ROWS, PANELS>;
 }
 
-/// Number of lines for the inputs of a key.
+/// Number of lines that hold a key's inputs.
 #[inline(always)]
 pub(super) const fn key_lines<F: Format>(head_dim: usize) -> usize {
     head_dim.div_ceil(F::KEY_INPUTS)
 }
 
-/// Number of panels of values.
+/// Number of value panels.
 #[inline(always)]
 pub(super) const fn value_panels(value_dim: usize) -> usize {
     value_dim.div_ceil(LANES)

@@ -1,4 +1,4 @@
-//! Location of the heads of a batch in memory.
+//! Location of a batch's heads in memory.
 
 use std::ops::Range;
 
@@ -51,30 +51,30 @@ impl KvSlot {
         Self::room_of(self.capacity)
     }
 
-    /// Whether the slot fits into a memory for `tokens` tokens.
+    /// Whether the slot fits into a memory of `tokens` tokens.
     pub fn is_in(self, tokens: usize) -> bool {
         let end = self.start.checked_add(self.room());
         self.start.is_multiple_of(LANES) && end.is_some_and(|end| end <= tokens)
     }
 }
 
-/// Values of some heads of some rows of a batch; the `D` values of a token and head are contiguous.
+/// View of selected heads and rows of a batch; each token's `D` values in a head are contiguous.
 ///
 /// [`slot_attention`](crate::slot_attention) takes its queries in this form.
 #[derive(Debug, Clone)]
 pub struct Heads<'a> {
     values: &'a [f32],
-    /// Location of each row of the batch.
+    /// Location of each batch row.
     pub(super) rows: Vec<HeadsOfRow>,
     pub(super) heads: usize,
-    /// Maximum number of tokens of a row.
+    /// Maximum number of tokens in a row.
     pub(super) tokens: usize,
     pub(super) head_dim: usize,
     /// Distance from one token to the next.
     token_stride: usize,
 }
 
-/// Location of the heads of one row of a batch.
+/// Location of one batch row's heads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeadsOfRow {
     start: usize,
@@ -96,10 +96,10 @@ impl<'a> Heads<'a> {
         Self { values, rows: (0..batch).map(row).collect(), heads, tokens, head_dim, token_stride }
     }
 
-    /// Cuts each row into consecutive rows of these lengths.
+    /// Splits each row into consecutive rows of the given lengths.
     ///
     /// # Panics
-    /// Panics if a row has fewer tokens than the lengths in total.
+    /// Panics if the lengths add up to more tokens than a row has.
     #[must_use]
     pub fn cut(mut self, lengths: &[usize]) -> Self {
         let tokens: usize = lengths.iter().sum();
@@ -122,7 +122,7 @@ impl<'a> Heads<'a> {
         Self { rows, ..self }
     }
 
-    /// Returns a view of one token of each row.
+    /// Returns a view of one token in each row.
     #[cfg(test)]
     pub(super) fn token(&self, token: usize) -> Self {
         let row = |(index, row): (usize, &HeadsOfRow)| HeadsOfRow {
@@ -134,7 +134,7 @@ impl<'a> Heads<'a> {
         Self { rows: self.rows.iter().enumerate().map(row).collect(), tokens: 1, ..self.clone() }
     }
 
-    /// Returns the number of tokens of a row of the batch.
+    /// Returns the number of tokens in a batch row.
     #[inline(always)]
     pub(super) fn tokens_of(&self, batch: usize) -> usize {
         self.rows[batch].tokens
@@ -145,17 +145,17 @@ impl<'a> Heads<'a> {
         self.rows.last().map_or(0, |row| row.first + row.tokens)
     }
 
-    /// Returns the range of a row's tokens, counted over all rows.
+    /// Returns the range of a row's tokens among the tokens of all rows.
     #[inline(always)]
     pub(super) fn tokens_in(&self, batch: usize) -> Range<usize> {
         let HeadsOfRow { first, tokens, .. } = self.rows[batch];
         first..first + tokens
     }
 
-    /// Returns the row of a token that is counted over all rows, and its index in the row.
+    /// Converts a token's index over all rows to a row and an index within that row.
     #[inline(always)]
     pub(super) fn place_of(&self, token: usize) -> (usize, usize) {
-        // A hand-written binary search: the library's function would be a call out of the instruction set.
+        // Hand-written binary search, because a call to the library's function would leave the instruction set.
         let (mut batch, mut end) = (0, self.rows.len() - 1);
         while batch < end {
             let middle = (batch + end) / 2;
@@ -169,12 +169,12 @@ impl<'a> Heads<'a> {
         (batch, token - self.rows[batch].first)
     }
 
-    /// Returns the number of values of a token and head.
+    /// Returns the number of values per token and head.
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
 
-    /// Returns one head of a row of the batch.
+    /// Returns one head of a batch row.
     #[inline(always)]
     pub(super) fn head(&self, batch: usize, head: usize) -> Head<'a> {
         let HeadsOfRow { start, head_stride, tokens, .. } = self.rows[batch];

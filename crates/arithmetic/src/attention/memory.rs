@@ -1,4 +1,4 @@
-//! Memory of a KV cache: keys and values of many rows, each row in its own slot.
+//! KV cache memory: keys and values of many rows, each row in its own slot.
 
 use std::any::Any;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::simd::{InstructionSet, LANES};
 trait Storage: Any + Send + Sync {
     fn write(&mut self, write: &Write<'_>);
     fn read(&self, read: &Read) -> [Vec<f32>; 2];
-    /// Copies panels of a slot from another memory, or within this one.
+    /// Copies a slot's panels from another memory or within this one.
     ///
     /// Returns whether the formats are the same.
     fn copy(&mut self, from: Option<&dyn Storage>, panels: &CopyPanels) -> bool;
@@ -47,9 +47,9 @@ impl<F: Format> Storage for Units<F> {
     }
 }
 
-/// Keys and values of `tokens` tokens.
+/// Memory for the keys and values of a fixed number of tokens.
 ///
-/// New memory takes physical memory only when it is written.
+/// New memory takes up no physical memory until it is written.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Heads, KvMemory, KvSizes, KvSlot, NumberType};
@@ -98,7 +98,7 @@ impl KvMemory {
         self.tokens
     }
 
-    /// Returns the sizes of a token.
+    /// Returns the sizes of a token's keys and values.
     pub fn sizes(&self) -> KvSizes {
         self.sizes
     }
@@ -145,7 +145,7 @@ impl KvMemory {
         self.storage.write(&Write { sizes: self.sizes, slots, keys, values, positions, instructions });
     }
 
-    /// Returns the keys and values of some tokens of a slot, `(H, T, D)` and `(H, T, Dv)`.
+    /// Returns the keys `(H, T, D)` and values `(H, T, Dv)` of a slot's `tokens`.
     ///
     /// # Panics
     /// Panics if the slot is outside this memory or has fewer tokens.
@@ -157,7 +157,7 @@ impl KvMemory {
         self.storage.read(&Read { sizes: self.sizes, slot, tokens })
     }
 
-    /// Copies tokens from a slot of another memory, or of this one, to the same positions of slot `to`.
+    /// Copies tokens from a slot of this or another memory to the same positions in slot `to`.
     ///
     /// The tokens before them must be the same in both slots. Later tokens of slot `to` become invalid.
     ///

@@ -1,9 +1,9 @@
 //! Attention of one head's queries over a part of 256 keys: scores, softmax, and weighted values.
 //!
-//! A part yields the largest of its scores, the sum of their exponentials relative to it, and the values
-//! weighted with these. Parts are merged sequentially, like online softmax (Milakov and Gimelshein,
-//! arXiv:1805.02867). The bounds of a part depend on the key alone, and each sum is one chain. A query
-//! therefore has the same bits with any other queries.
+//! A part yields its largest score, the sum of the exponentials relative to that score, and the values
+//! weighted by those exponentials. Parts are merged sequentially, as in online softmax (Milakov and
+//! Gimelshein, arXiv:1805.02867). Part boundaries depend on the key index alone, and each sum is one chain.
+//! A query's result is therefore bit-identical whichever queries it is computed with.
 
 use std::ops::Range;
 
@@ -16,16 +16,16 @@ use crate::simd::{Job, LANES, Simd, TileJob, tile_height};
 
 /// Keys per part.
 ///
-/// They are few enough for the scores, and for the keys and values of 48 queries, to stay in the nearer
-/// caches. With a long context, several threads also share one head.
+/// Few enough that the keys and values, and the scores of 48 queries, stay in the nearer caches. With a long
+/// context, several threads also share one head.
 pub(super) const PART_KEYS: usize = 256;
-/// Maximum queries of a tile that streams from memory and prefetches.
+/// Maximum number of queries in a tile that streams from memory and prefetches.
 const FETCHED_ROWS: usize = 2;
 
-/// Scores of one query with the keys of a part.
+/// Scores of one query against the keys of a part.
 pub(super) type PartScores = [f32; PART_KEYS];
 
-/// Returns the keys of a part that a query sees.
+/// Returns the range of a part's keys that a query sees.
 #[inline(always)]
 pub(super) fn seen_of_part(visible: &Range<usize>, part: usize) -> Range<usize> {
     let first = (part * PART_KEYS).max(visible.start);
@@ -38,7 +38,7 @@ pub(super) const fn result_len(value_dim: usize) -> usize {
     value_dim + 2
 }
 
-/// Queries of one tile, and a part of the keys.
+/// Queries of one tile and one part of the keys.
 pub(super) struct OnPart<'a, F: Format> {
     pub(super) head: KvHead<'a, F>,
     /// Contiguous queries in the product format.
@@ -51,11 +51,11 @@ pub(super) struct OnPart<'a, F: Format> {
 
 /// Job that computes the partial results of all queries, [`result_len`] values each.
 ///
-/// The result of a query that sees no key of the part is unspecified. The job is a separate function, which
-/// both divisions of the work share.
+/// The result of a query that sees no key in the part is unspecified. The job is a separate function, shared
+/// by both ways of dividing the work.
 pub(super) struct Results<'a, 'b, F: Format> {
     pub(super) on: OnPart<'a, F>,
-    /// Memory for the scores of each query.
+    /// Scratch memory for each query's scores.
     pub(super) scores: &'b mut [PartScores],
     pub(super) results: &'b mut [f32],
 }
@@ -134,7 +134,7 @@ impl<F: Format> OnPart<'_, F> {
     }
 }
 
-/// Scores of a tile of queries with the keys of some panels of the part.
+/// Job that scores a tile of queries against the keys in a range of the part's panels.
 struct Scores<'a, 'b, F: Format> {
     on: &'a OnPart<'a, F>,
     panels: Range<usize>,
@@ -196,7 +196,7 @@ impl<F: Format> Scores<'_, '_, F> {
     }
 }
 
-/// Weighted sums of some values of the part, for some of the queries.
+/// Job that computes weighted sums over a range of the part's values, for a range of queries.
 struct Contexts<'a, 'b, F: Format> {
     on: &'a OnPart<'a, F>,
     rows: Range<usize>,
@@ -251,7 +251,7 @@ impl<F: Format> Contexts<'_, '_, F> {
     }
 }
 
-/// Merges a query's partial result of one part into its result of the parts before.
+/// Merges a query's partial result for one part into its result for the preceding parts.
 #[inline(always)]
 pub(super) fn merge<S: Simd>(simd: S, total: &mut [f32], part: &[f32]) {
     let value_dim = total.len() - 2;
@@ -272,7 +272,7 @@ pub(super) fn merge<S: Simd>(simd: S, total: &mut [f32], part: &[f32]) {
     }
 }
 
-/// Computes the attention of a query from its result of all parts.
+/// Computes a query's attention from its merged result for all parts.
 #[inline(always)]
 pub(super) fn finish<S: Simd>(simd: S, total: &[f32], context: &mut [f32]) {
     let inverse_sum = simd.splat(total[context.len() + 1].recip());

@@ -1,4 +1,4 @@
-//! Keys and values in 8-bit integers with f16 scales.
+//! Keys and values as 8-bit integers with f16 scales.
 //!
 //! A key has a scale for every 32 inputs, so that scores are computed in integers. A
 //! value has a scale for every 16 columns.
@@ -13,14 +13,14 @@ use crate::simd::{PanelLine, SeparateRows, Sums, sum_products};
 
 /// Size of a line of keys in bytes, without scales: four inputs of 16 keys.
 const BYTE_LINE: usize = BYTE_INPUTS * LANES;
-/// Bytes of the integers in a line of keys; its scales follow them.
+/// Size in bytes of the integers in a line of keys; their scales follow.
 const KEY_QUANTS: usize = BYTE_LINES * BYTE_LINE;
 /// Size of a scale in bytes.
 const SCALE: usize = 2;
-/// Bytes of a line of values: the integers of 16 columns, followed by their scale.
+/// Size of a line of values in bytes: integers for 16 columns, followed by their scale.
 const VALUE_LINE: usize = LANES + SCALE;
 
-/// Format of 8-bit integers.
+/// Format that stores 8-bit integers.
 pub(super) struct Bytes;
 
 impl Format for Bytes {
@@ -50,7 +50,7 @@ impl Format for Bytes {
             for half in 0..2 {
                 for index in 0..LANES {
                     let (input, quant) = (half * LANES + index, quants[half][index]);
-                    // Products take keys as unsigned bytes, with 128 added.
+                    // Products read keys as unsigned bytes, with 128 added.
                     line[input / BYTE_INPUTS * BYTE_LINE + lane * BYTE_INPUTS + input % BYTE_INPUTS] =
                         quant.cast_unsigned() ^ 0x80;
                 }
@@ -156,7 +156,7 @@ fn scale_at(line: &[u8], place: usize) -> f32 {
     half::f16::from_bits(u16::from_le_bytes([line[place], line[place + 1]])).to_f32_const()
 }
 
-/// Rounds 32 numbers to integers and returns them with the bits of their scale.
+/// Rounds 32 values to integers and returns them with the bits of their scale.
 #[inline(always)]
 fn quantized<S: Simd>(simd: S, halves: [S::Vector; 2]) -> ([[i8; LANES]; 2], u16) {
     let largest = simd.largest_magnitude(halves[0], halves[1]);

@@ -1,4 +1,4 @@
-//! Attention of whole sequences without a cache: they are copied to one and computed from it.
+//! Attention over whole sequences, computed from a temporary KV cache.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::units::KvSizes;
 use crate::NumberType;
 use crate::training::Attention;
 
-/// Attention of all heads of some sequences, without dropout.
+/// Computes attention in all heads of a batch of sequences, without dropout.
 ///
 /// The result has the same bits as [`slot_attention`] over an f32 cache that was filled token by token.
 /// Returns `None` if there is not enough memory for keys and values.
@@ -64,7 +64,7 @@ pub fn sequence_attention(qkv: &[&[f32]], attention: Attention<'_, f32>) -> Opti
     Some(slot_attention(&queries.cut(&query_lengths), &memory, &slots, scale, &visible))
 }
 
-/// Consecutive queries, and the keys that any of them sees and no other queries see.
+/// Consecutive queries, and the keys that only they see.
 struct Sequence {
     queries: Range<usize>,
     keys: Range<usize>,
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(found(&[0..1, 5..6, 0..1]), [(0..3, 0..6)]);
     }
 
-    /// Checks that a packed sequence has the same bits alone and token by token over a cache.
+    /// Checks that a packed sequence gives the same bits on its own and token by token over a cache.
     #[test]
     fn sequence_bits_do_not_depend_on_packing_or_steps() {
         let lengths = [70, 1, 300];

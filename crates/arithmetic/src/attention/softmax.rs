@@ -17,7 +17,7 @@ pub(super) fn largest<S: Simd>(simd: S, scores: &[f32]) -> f32 {
     largest
 }
 
-/// Replaces scores by `exp(score - shift)` and returns their sum.
+/// Replaces scores with `exp(score - shift)` and returns their sum.
 #[inline(always)]
 pub(super) fn exponentials<S: Simd>(simd: S, scores: &mut [f32], shift: f32) -> f32 {
     let (vectors, rest) = scores.as_chunks_mut::<LANES>();

@@ -1,17 +1,17 @@
-//! Compares every instruction set with the definition in f64.
+//! Checks every instruction set against the definition in f64.
 //!
 //! The tests cover widths, lengths, types and rows of different lengths.
 
 use super::*;
 use crate::{NumberType, uses};
 
-/// Key and value widths of a head: GPT-2's, others and odd ones.
+/// Key and value widths of a head: GPT-2's, other models' and unusual ones.
 const WIDTHS: [(usize, usize); 8] =
     [(64, 64), (32, 32), (80, 80), (96, 96), (128, 128), (7, 5), (1, 1), (20, 33)];
-/// Numbers of queries and keys.
+/// Pairs of query count and key count.
 ///
-/// A decoding step in one part and in several, a chunk after a past with the
-/// height of each tile, and a whole prompt.
+/// Covers decoding steps over one part and several, chunks of each tile height
+/// after cached tokens, and a whole prompt.
 const LENGTHS: [(usize, usize); 12] = [
     (1, 1),
     (1, 1024),
@@ -43,7 +43,7 @@ impl TensorData {
         self.tokens(0, self.sizes[2])
     }
 
-    /// Returns a view of some tokens of every row and head.
+    /// Returns a view of `count` tokens of every row and head.
     fn tokens(&self, first: usize, count: usize) -> Heads<'_> {
         let [batch, heads, tokens, head_dim] = self.sizes;
         let strides = [heads * tokens * head_dim, tokens * head_dim, head_dim];
@@ -83,7 +83,7 @@ fn reference(
     output
 }
 
-/// Writes keys and values into separate slots of a cache's memory, later rows first.
+/// Writes keys and values into separate slots of a KV cache, last row first.
 fn in_memory(
     dtype: NumberType,
     k: &TensorData,
@@ -121,7 +121,7 @@ fn read_all(memory: &KvMemory, slots: &[KvSlot], tokens: usize) -> [TensorData; 
         .map(|(values, dim)| TensorData { values, sizes: [slots.len(), heads, tokens, dim] })
 }
 
-/// Computes attention over a memory, with and without threads that share the keys of a query.
+/// Computes attention over a memory, with and without dividing a query's keys among threads.
 fn over_memory(
     q: &Heads<'_>,
     (memory, slots): (&KvMemory, &[KvSlot]),
@@ -142,7 +142,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Rounds queries to 8 bits, like the computation of integer scores.
+/// Rounds queries to 8 bits, as the computation of integer scores does.
 fn rounded_to_bytes(q: &TensorData) -> TensorData {
     let mut rounded = q.clone();
     for query in rounded.values.chunks_mut(q.sizes[3]) {
@@ -211,7 +211,7 @@ fn attention_equals_the_reference() {
                     let check = |y: &[f32], expected: &[f64], what: &str| {
                         assert_eq!(y.len(), expected.len());
                         for (index, (y, expected)) in y.iter().zip(expected).enumerate() {
-                            // Values have about unit size; sums and exponentials have another order.
+                            // Values are about 1 in magnitude; sums and exponentials use a different order.
                             assert!(
                                 (f64::from(*y) - expected).abs() < 3e-6,
                                 "{instructions:?} {what} D {head_dim} Dv {value_dim} T {query_len} S {key_len}, value \
@@ -284,7 +284,7 @@ fn formats_round_within_their_bounds() {
 
 /// Checks that a copied sequence equals the original.
 ///
-/// The copies are within a memory, to another one, and to another format.
+/// Covers copies within a memory, to another memory and to another format.
 #[test]
 fn copies_preserve_the_tokens() {
     let (heads, tokens, dim) = (2, 40, 20);
@@ -323,7 +323,7 @@ fn oversized_memory_is_rejected() {
     assert_eq!(bytes.collect::<Vec<_>>(), [12 * 128 * 4, 12 * 128 * 2, 12 * (2 * 34 + 4 * 18)]);
 }
 
-/// Checks batch invariance: a query has the same bits alone and among others of its row.
+/// Checks batch invariance: a query gives the same bits alone and among other queries of its row.
 ///
 /// The test covers every tile height and every format.
 #[test]
@@ -380,10 +380,10 @@ fn on_every_instruction_set(
     InstructionSet::available().into_iter().map(run).collect()
 }
 
-/// Checks that a non-finite key or value affects a query according to the definition.
+/// Checks that non-finite keys and values affect queries exactly as the definition requires.
 ///
-/// It must not affect a query that does not see it. The lengths put it in the first part, in the last part,
-/// and after the last key of a query.
+/// They must not affect queries that do not see them. The lengths place them in the first part, in the last
+/// part, and after a query's last key.
 #[test]
 fn non_finite_values_reach_only_queries_that_see_them() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -400,7 +400,7 @@ fn non_finite_values_reach_only_queries_that_see_them() {
                     stored
                 };
                 let (k, v) = (spoiled(2, in_keys), spoiled(3, !in_keys));
-                // The last query sees all keys, or all except the last ones.
+                // The last query sees all keys, or all but the last few.
                 for hidden in [0, key_len - 1 - place + 1] {
                     let seen = |query: usize| (key_len - query_len + query + 1).saturating_sub(hidden).max(1);
                     let visible: Vec<Range<usize>> = (0..query_len).map(|query| 0..seen(query)).collect();
@@ -425,9 +425,9 @@ fn non_finite_values_reach_only_queries_that_see_them() {
     }
 }
 
-/// Checks that a part whose scores are all `-inf` has no weight.
+/// Checks that a part contributes nothing if all its scores are `-inf`.
 ///
-/// If all parts are like that, the result is NaN.
+/// If that is true of every part, the result is NaN.
 #[test]
 fn zero_weight_part_does_not_contribute() {
     let q = TensorData { values: vec![1.0], sizes: [1; 4] };

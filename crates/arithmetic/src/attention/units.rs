@@ -10,7 +10,7 @@ use crate::large_pages::LargeBox;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::threads::{Parts, for_each_part};
 
-/// Minimum number of values that is worth sharing among threads.
+/// Minimum number of values worth dividing among threads.
 const MIN_SHARED_VALUES: usize = 1 << 15;
 
 /// Sizes of the keys and values of a token, for [`KvMemory::new`](crate::KvMemory::new).
@@ -25,7 +25,7 @@ pub struct KvSizes {
 }
 
 impl KvSizes {
-    /// Returns the bytes per token; floating-point heads count without their padding.
+    /// Returns the bytes per token, excluding the padding of floating-point heads.
     pub fn bytes_per_token(self, dtype: NumberType) -> usize {
         if dtype == NumberType::Q8 {
             let units = UnitSizes::of::<Bytes>(self).map_or(usize::MAX, |unit_sizes| unit_sizes.units(LANES));
@@ -42,14 +42,16 @@ pub(super) struct Units<F: Format> {
     values: LargeBox<F::Unit>,
 }
 
-/// Sizes of tokens, in units of a format.
+/// Token sizes in a format's units.
 #[derive(Clone, Copy)]
 struct UnitSizes {
-    /// Units of the keys of 16 tokens, in one head and in all heads.
+    /// Units for the keys of 16 tokens in one head.
     key_panel: usize,
+    /// Units for the keys of 16 tokens in all heads.
     keys: usize,
-    /// Units of the values of one token, in one head and in all heads.
+    /// Units for the values of one token in one head.
     value: usize,
+    /// Units for the values of one token in all heads.
     values: usize,
 }
 
@@ -69,7 +71,7 @@ impl UnitSizes {
         (self.keys / LANES).saturating_add(self.values).saturating_mul(tokens)
     }
 
-    /// Returns the range of the keys of a slot's head.
+    /// Returns the unit range of a slot's keys in one head.
     #[inline(always)]
     fn keys_of(self, slot: KvSlot, head: usize) -> Range<usize> {
         let len = slot.room() / LANES * self.key_panel;
@@ -77,7 +79,7 @@ impl UnitSizes {
         start..start + len
     }
 
-    /// Returns the range of the values of a slot's head.
+    /// Returns the unit range of a slot's values in one head.
     #[inline(always)]
     fn values_of(self, slot: KvSlot, head: usize) -> Range<usize> {
         let len = slot.room() * self.value;
@@ -140,7 +142,7 @@ impl<F: Format> Units<F> {
         }
     }
 
-    /// Returns the keys and values of some tokens.
+    /// Returns the keys and values of the requested tokens.
     pub(super) fn read(&self, read: &Read) -> [Vec<f32>; 2] {
         let Read { sizes, slot, tokens } = read;
         let KvSizes { heads, key_dim, value_dim } = *sizes;
@@ -162,7 +164,7 @@ impl<F: Format> Units<F> {
         [keys, values]
     }
 
-    /// Copies panels of a slot from another memory, or within this one.
+    /// Copies a slot's panels from another memory or within this one.
     pub(super) fn copy(&mut self, from: Option<&Self>, panels: &CopyPanels) {
         let CopyPanels { sizes, slots, panels } = panels;
         let unit_sizes = unit_sizes::<F>(*sizes);
@@ -184,7 +186,7 @@ impl<F: Format> Units<F> {
     }
 }
 
-/// Copies units from another memory, or within `to`.
+/// Copies units from another memory or within `to`.
 fn copy_units<T: Copy>(to: &mut [T], from: Option<&[T]>, source: Range<usize>, place: Range<usize>) {
     match from {
         Some(from) => to[place].copy_from_slice(&from[source]),
@@ -197,7 +199,7 @@ pub(super) struct KvHead<'a, F: Format> {
     pub(super) keys: &'a [F::Unit],
     pub(super) values: &'a [F::Unit],
     pub(super) key_panel_len: usize,
-    /// Units of a panel of values.
+    /// Units per value panel.
     pub(super) value_panel_len: usize,
     pub(super) value_dim: usize,
 }
@@ -227,7 +229,7 @@ pub(super) struct Write<'a> {
     pub(super) instructions: InstructionSet,
 }
 
-/// Calls `write` with the memory of each head, on all threads if that is worthwhile.
+/// Calls `write` with the memory of each head, on all threads if it pays off.
 fn each_head<T: Send>(
     memory: &mut [T],
     heads: usize,

@@ -1,11 +1,11 @@
-//! Memory in large pages for packed weights, keys and values, if the system supports them.
+//! Large-page memory for packed weights, keys and values, if the system supports it.
 //!
 //! With pages of 4 KiB, a sequential read needs a new address translation every hundred nanoseconds, and the
 //! first access to each page costs a page fault. Pages of 2 MiB make both rare.
 //!
-//! Few matrices of a small model fill a large page alone, so `LargeBox`es share regions of memory. Linux is
-//! asked (`madvise`) for large pages only within the boxes, so the regions take no memory outside them. On
-//! other systems, and after [`ask`]`(false)`, boxes use the allocator's memory.
+//! In a small model, few matrices fill a large page on their own, so `LargeBox`es share memory regions. The
+//! `madvise` calls for large pages cover only the boxes, so the rest of a region takes up no memory. On systems
+//! other than Linux, and after [`ask`]`(false)`, boxes use the allocator's memory.
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
 mod region;
@@ -14,15 +14,15 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Minimum size in bytes of zeros that bypass the allocator.
+/// Minimum size, in bytes, of zeroed memory that bypasses the allocator.
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
 const LONG: usize = 8 << 20;
 
 static IS_ASKED: AtomicBool = AtomicBool::new(true);
 
-/// Enables or disables large pages for new memory of weights, keys and values.
+/// Enables or disables large pages for newly allocated weights, keys and values.
 ///
-/// They are enabled until the first call.
+/// Large pages are enabled by default.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::large_pages;
@@ -39,7 +39,7 @@ pub fn is_asked() -> bool {
     IS_ASKED.load(Ordering::Relaxed)
 }
 
-/// Boxed slice, in large pages if they are available.
+/// Boxed slice, stored in large pages if they are available.
 pub(crate) struct LargeBox<T: Copy>(Home<T>);
 
 enum Home<T: Copy> {
@@ -55,7 +55,7 @@ impl<T: Copy> Default for LargeBox<T> {
 }
 
 impl<T: Copy> LargeBox<T> {
-    /// Allocates memory for `len` values that have yet to be written.
+    /// Allocates uninitialized memory for `len` values.
     pub(crate) fn new_uninit(len: usize) -> LargeBox<MaybeUninit<T>> {
         #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
         if is_asked()
@@ -66,10 +66,10 @@ impl<T: Copy> LargeBox<T> {
         LargeBox(Home::Allocated(Box::new_uninit_slice(len)))
     }
 
-    /// Allocates `len` zeros, which take no physical memory until they are overwritten.
+    /// Allocates `len` zeros, which take up no physical memory until they are overwritten.
     ///
     /// Returns `None` if there is not enough memory. Short slices come from the allocator: caches are created
-    /// often, and memory that is new from the system costs a page fault for each page.
+    /// often, and memory fresh from the system costs a page fault per page.
     #[cfg_attr(
         all(target_os = "linux", target_pointer_width = "64", not(miri)),
         expect(unsafe_code, reason = "new memory from the system is zeroed")
@@ -100,10 +100,10 @@ impl<T: Copy> LargeBox<MaybeUninit<T>> {
     #[expect(unsafe_code, reason = "only the caller knows what was written")]
     pub(crate) unsafe fn assume_init(self) -> LargeBox<T> {
         LargeBox(match self.0 {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller has written all values.
             Home::Allocated(values) => Home::Allocated(unsafe { values.assume_init() }),
             #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller has written all values.
             Home::Mapped(piece) => Home::Mapped(unsafe { piece.assume_init() }),
         })
     }
@@ -133,10 +133,10 @@ impl<T: Copy> DerefMut for LargeBox<T> {
     }
 }
 
-/// Number type whose zero consists of zero bits.
+/// Number type whose zero is all zero bits.
 ///
 /// # Safety
-/// Memory of zero bits must be a valid value that equals the default.
+/// All-zero memory must be a valid value equal to the default.
 #[expect(unsafe_code, reason = "zeroed memory is reinterpreted as numbers")]
 pub(crate) unsafe trait ZeroBits: Copy {}
 
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn boxes_are_zeroed_and_do_not_overlap() {
-        // Boxes between the zeros that are not cleared.
+        // Boxes that are not cleared, interleaved with the zeroed ones.
         let between: Vec<_> = (0..3).map(|_| LargeBox::<u8>::new_uninit(300_000)).collect();
         for _ in 0..3 {
             let mut boxes = Vec::new();
@@ -166,7 +166,7 @@ mod tests {
                 let mut values = LargeBox::<u16>::zeros(len).unwrap();
                 assert!(values.len() == len && values.iter().all(|value| *value == 0));
                 let number = u16::try_from(index).unwrap() + 1;
-                // Writes only part of the longest box, because the rest takes no memory.
+                // Writes only part of the longest box, so that the rest takes up no memory.
                 values.iter_mut().take(2 << 20).for_each(|value| *value = number);
                 boxes.push((number, values));
                 if index == 3 {

@@ -1,4 +1,4 @@
-//! Memory regions that boxes share, on Linux.
+//! Memory regions shared by boxes, on Linux.
 
 #![expect(unsafe_code, reason = "memory is mapped and unmapped with system calls")]
 
@@ -7,18 +7,18 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Size of a large page on x86-64, and on AArch64 with pages of 4 KiB.
+/// Size of a large page on x86-64, and on AArch64 with 4 KiB pages.
 ///
-/// With other page sizes, the system rejects the request, which does no harm.
+/// With other page sizes, the system rejects the request, which is harmless.
 const LARGE_PAGE: usize = 2 << 20;
 /// Minimum size in bytes; smaller boxes come from the allocator.
 const SMALLEST: usize = 128 << 10;
-/// Size of a region in bytes of address space.
+/// Size of a region's address space in bytes.
 ///
-/// Addresses outside the boxes take no memory.
+/// Addresses outside the boxes take up no memory.
 const REGION: usize = 256 << 20;
 
-/// Region that provides the next piece, and the number of its bytes that are in use.
+/// Region that provides the next piece, and the number of bytes in use.
 static CURRENT: Mutex<Option<(Arc<Region>, usize)>> = Mutex::new(None);
 
 /// Mapped memory that starts at a multiple of [`LARGE_PAGE`].
@@ -27,7 +27,7 @@ static CURRENT: Mutex<Option<(Arc<Region>, usize)>> = Mutex::new(None);
 struct Region {
     start: NonNull<u8>,
     bytes: usize,
-    /// Set if the system refused to take memory back, so that free memory may hold old values.
+    /// Set if the system refused to reclaim memory; free memory may then hold old values.
     ///
     /// This happens if the process locks its memory.
     is_used_up: AtomicBool,
@@ -35,7 +35,7 @@ struct Region {
 
 /// Returns the size of this system's small pages.
 ///
-/// Pieces begin at multiples of it, so that whole pages go back to the system.
+/// Pieces begin at multiples of it, so that whole pages can be returned to the system.
 fn page() -> usize {
     static PAGE: OnceLock<usize> = OnceLock::new();
     *PAGE.get_or_init(|| {
@@ -50,7 +50,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps a region of at least `bytes` bytes, or returns `None` if the system has no memory.
+    /// Maps a region of at least `bytes` bytes, or returns `None` if the system is out of memory.
     fn new(bytes: usize) -> Option<Arc<Self>> {
         let bytes = bytes.max(REGION).checked_next_multiple_of(LARGE_PAGE)?;
         let mapped = bytes.checked_add(LARGE_PAGE)?;
@@ -83,7 +83,7 @@ impl Region {
     ///
     /// Pieces now cover all of each such page.
     fn ask_for_large_pages(&self, from: usize, to: usize) {
-        /// Advice that exists since Linux 6.1.
+        /// Advice value available since Linux 6.1.
         const MADV_COLLAPSE: libc::c_int = 25;
         let (first, end) = (from / LARGE_PAGE * LARGE_PAGE, to / LARGE_PAGE * LARGE_PAGE);
         // If the system declines, small pages work too.
@@ -101,7 +101,7 @@ impl Drop for Region {
     }
 }
 
-/// Values in a part of a region.
+/// Values that occupy part of a region.
 pub(super) struct Piece<T: Copy> {
     region: Arc<Region>,
     from: usize,
@@ -115,7 +115,7 @@ unsafe impl<T: Copy + Send> Send for Piece<T> {}
 unsafe impl<T: Copy + Sync> Sync for Piece<T> {}
 
 impl<T: Copy> Piece<MaybeUninit<T>> {
-    /// Takes memory for `len` values, initialized to zero bits, from a region.
+    /// Allocates zeroed memory for `len` values from a region.
     ///
     /// Returns `None` if the memory should come from the allocator.
     pub(super) fn new(len: usize) -> Option<Self> {
@@ -124,7 +124,7 @@ impl<T: Copy> Piece<MaybeUninit<T>> {
             return None;
         }
         let taken = bytes.checked_next_multiple_of(page())?;
-        // After a fork, a thread that does not exist in this process may hold the lock, so this
+        // After a fork, the lock may be held by a thread that does not exist in this process, so this
         // never blocks on it.
         let (region, from) = match CURRENT.try_lock() {
             Ok(mut current) => {
@@ -162,8 +162,8 @@ impl<T: Copy> Piece<MaybeUninit<T>> {
     /// Marks the values as initialized.
     ///
     /// # Safety
-    /// All values were written, or zero bits are valid values. Memory from the system consists of zeros, and
-    /// again after it was returned to the system.
+    /// All values must have been written, or zero bits must be a valid value. Memory fresh from the system is
+    /// zeroed, and so is memory that was returned to the system.
     pub(super) unsafe fn assume_init(self) -> Piece<T> {
         let piece = std::mem::ManuallyDrop::new(self);
         // SAFETY: the original is not dropped, so this is the only owner of the region's reference count.
@@ -189,8 +189,8 @@ impl<T: Copy> Piece<T> {
 impl<T: Copy> Drop for Piece<T> {
     fn drop(&mut self) {
         let taken = (self.len * size_of::<T>()).next_multiple_of(page());
-        // The memory goes back to the system now, even if other pieces keep
-        // the region. It reads as zeros again.
+        // Returns the memory to the system now, even if other pieces keep
+        // the region alive. It then reads as zeros.
         if !self.region.advise(self.from, taken, libc::MADV_DONTNEED) {
             self.region.is_used_up.store(true, Ordering::Relaxed);
         }

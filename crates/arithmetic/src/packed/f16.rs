@@ -1,6 +1,6 @@
 //! Weights in f16, two inputs per cache line.
 //!
-//! Each tile converts them on the fly, which costs less than reading a copy that is twice as large.
+//! Each tile converts them on the fly, which costs less than reading an f32 copy twice the size.
 
 use std::slice::Chunks;
 

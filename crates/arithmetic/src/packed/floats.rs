@@ -1,4 +1,4 @@
-//! Code shared by the floating-point formats: layout of activations, and sums.
+//! Code shared by the floating-point formats: activation layout and sums.
 
 use std::slice::Chunks;
 
@@ -7,19 +7,19 @@ use crate::fetch::{FETCHES, PrefetchPlan};
 use crate::simd::{Interleaved, PanelLine, Sums, add_products};
 use crate::simd::{LANES, Simd};
 
-/// Blocks per slice: all 768 inputs of the smallest GPT-2, so most of its sums are written once.
+/// Blocks per slice: all 768 inputs of the smallest GPT-2, so that most sums are written only once.
 ///
-/// A slice of a panel takes 48 KiB in f32, which tiles read in order from the L2 cache.
+/// A slice of a panel takes 48 KiB in f32. Tiles read it in order from the L2 cache.
 pub(super) const SLICE_BLOCKS: usize = 12;
-/// Blocks per chain of additions, with 256 products for each sum.
+/// Blocks per chain of additions, for 256 products per sum.
 ///
 /// Longer chains of f32 roundings would make the sums less accurate.
 const CHAIN_BLOCKS: usize = 4;
 
-/// Inputs between two prefetches.
+/// Number of inputs between prefetches.
 const FETCHED_INPUTS: usize = if FETCHES { 8 } else { DEPTH };
 
-/// Interleaves rows a few inputs at a time, which stay in the L1 cache meanwhile.
+/// Interleaves rows a few inputs at a time, so that the data stays in the L1 cache.
 #[inline(always)]
 pub(super) fn interleave(rows: Chunks<'_, f32>, tile: &mut [f32], height: usize) {
     for (chunk, tile) in tile.chunks_mut(LANES * height).enumerate() {
@@ -32,14 +32,14 @@ pub(super) fn interleave(rows: Chunks<'_, f32>, tile: &mut [f32], height: usize)
     }
 }
 
-/// Block as lines, one for each input.
+/// Block as a sequence of lines, one for each input.
 pub(super) trait Lines<S: Simd> {
     type Line: PanelLine<S>;
 
     fn lines(&self) -> &[Self::Line; DEPTH];
 }
 
-/// Computes the products of a slice, chain by chain of inputs.
+/// Computes the products of a slice, one chain of inputs at a time.
 #[inline(always)]
 pub(super) fn sums<S: Simd, B: Lines<S>, const ROWS: usize, const PANELS: usize>(
     simd: S,

@@ -1,13 +1,13 @@
-//! Code shared by the integer formats: groups of activations, sums in integer arithmetic, scales.
+//! Code shared by the integer formats: activation groups, integer sums and scales.
 //!
-//! On both sides, 32 inputs share a scale: a group of weights is `w ≈ s q`, and a group of activations is
+//! In both operands, 32 inputs share a scale: a group of weights is `w ≈ s q`, and a group of activations is
 //! `x ≈ a p`. The sum of a group's products `q p` is exact in 32 bits. It is converted to f32 once and
-//! multiplied by `s` and `a`. The results are added group by group, and a slice of 512 inputs at a time. That
-//! order is the same for one row and for many, and integers are the same on every processor.
+//! multiplied by `s` and `a`. The results are added group by group within slices of 512 inputs. That order is
+//! the same for one row and for many, and integer results are the same on every processor.
 //!
-//! Weights have an offset added, which makes them unsigned, because the instructions need one unsigned
-//! operand. The sum `Σ (q + 128) p` then starts from `-128 Σ p`. Weights of fewer than 8 bits are from -32 to
-//! 31, so that sums of four products fit into 16 bits.
+//! An offset makes the weights unsigned, because the instructions need one unsigned operand. The sum
+//! `Σ (q + 128) p` then starts from `-128 Σ p`. Weights of fewer than 8 bits range from -32 to 31, so that
+//! sums of four products fit into 16 bits.
 
 use std::slice::Chunks;
 
@@ -25,16 +25,16 @@ use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, T
 const GROUPS: usize = DEPTH / GROUP;
 /// Blocks per slice.
 ///
-/// In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
+/// Stored as bytes, 512 inputs of two panels take 17 KiB, and tiles read each panel in order.
 const SLICE_BLOCKS: usize = 8;
-/// Byte lines of an all-zero group.
+/// Byte lines for an all-zero group.
 const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
 
-/// Integers of 32 inputs of 16 outputs.
+/// Quantized weights of 32 inputs by 16 outputs.
 pub(crate) trait Quants: Copy + Send + Sync + 'static {
     /// Type that the integers are expanded to.
     type Expanded: Quants<Expanded = Self::Expanded> + AsMut<ByteLines>;
-    /// Integers that are all zero.
+    /// All-zero integers.
     const ZERO: Self;
     /// Offset that turns the integers into bytes.
     const OFFSET: u8;
@@ -44,7 +44,7 @@ pub(crate) trait Quants: Copy + Send + Sync + 'static {
     /// Rounds to the nearest integers and returns them with the scales in f16.
     fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]);
 
-    /// Returns the integer of one input and output.
+    /// Returns the integer for one input and output.
     fn value(&self, input: usize, output: usize) -> f32;
 
     /// Expands the integers to bytes, unless they are stored as bytes.
@@ -57,7 +57,7 @@ pub(crate) trait Quants: Copy + Send + Sync + 'static {
     }
 }
 
-/// Integers as bytes with an offset added: 8-bit weights, and the expansion of all other formats.
+/// Integers stored as bytes with an offset: 8-bit weights, and the expansion of all other formats.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Bytes<const OFFSET: u8>(ByteLines);
@@ -175,7 +175,7 @@ impl<Q: Quants> Block for Quantized<Q> {
         simd.in_integer_tile(height, job)
     }
 
-    /// Sums group by group, each multiplied by its scales.
+    /// Computes sums group by group, multiplying each by its scales.
     #[inline(always)]
     fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
         simd: S,
@@ -215,7 +215,7 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 }
 
-/// Rounds rows of inputs to their nearest groups, interleaved for a tile.
+/// Rounds rows of inputs to the nearest groups, interleaved for a tile.
 #[inline(always)]
 fn arrange_groups<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
     for (row, inputs) in rows.enumerate() {
@@ -225,7 +225,7 @@ fn arrange_groups<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup
     }
 }
 
-/// Rounds weights to integers of magnitudes below `offset` and adds `offset`; also returns the scales.
+/// Rounds weights to integers below `offset` in magnitude, adds `offset`, and returns the scales.
 #[inline(always)]
 pub(super) fn encoded_bytes<S: Simd>(
     simd: S,
@@ -252,16 +252,16 @@ pub(super) fn encoded_bytes<S: Simd>(
     (lines, scales)
 }
 
-/// Integers whose scale is the candidate with the smallest squared error.
+/// Format that picks its scale from candidates by the smallest squared error.
 pub(super) trait ScaleSearch {
-    /// Candidate scales, as factors of the weight of the largest magnitude.
+    /// Candidate scales, as multiples of the largest-magnitude weight.
     const SCALES: &'static [f32];
 
-    /// Returns the integer nearest to the quotient of a weight and its scale.
+    /// Returns the integer nearest to the quotient of a weight and a scale.
     fn nearest<S: Simd>(simd: S, quotient: S::Vector) -> S::Vector;
 }
 
-/// Returns the best candidate scale of each lane, and its reciprocal.
+/// Returns the best candidate scale for each lane, and its reciprocal.
 ///
 /// The first of several equally good candidates is used.
 #[inline(always)]
@@ -293,14 +293,14 @@ pub(super) fn best_scales<Q: ScaleSearch, S: Simd>(
     (best.1, simd.load(&best.2))
 }
 
-/// Returns the weight of the largest magnitude in each lane.
+/// Returns the largest-magnitude weight in each lane.
 ///
-/// Lanes with NaN return NaN, because it must reach the result.
+/// Lanes with a NaN return NaN, because NaN must propagate to the result.
 #[inline(always)]
 fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> [f32; LANES] {
     let mut highest = simd.splat(0.0);
     let mut lowest = highest;
-    // Non-finite values turn this into NaN. Others leave it at zero.
+    // Non-finite values turn this into NaN. Finite values leave it at zero.
     let mut poison = highest;
     for line in group {
         let weights = simd.load(&line.0);
@@ -318,7 +318,7 @@ fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> [f32; LANES
     high
 }
 
-/// Rounds scales to f16 and computes their reciprocals, with zero for the reciprocal of zero.
+/// Rounds scales to f16 and computes their reciprocals; the reciprocal of zero becomes zero.
 #[inline(always)]
 fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANES], S::Vector, S::Vector) {
     let mut bits = [0; LANES];
@@ -332,7 +332,7 @@ fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANES], S::Vect
     (bits, rounded, simd.load(&inverses))
 }
 
-/// Block of 16-bit integers, the expansion of all formats for many rows without byte products.
+/// Block of 16-bit integers that all formats expand to for many rows, without byte products.
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(crate) type WordBlock = [WordGroup; GROUPS];
 

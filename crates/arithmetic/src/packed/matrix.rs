@@ -1,4 +1,4 @@
-//! Matrices packed in any number type of weights.
+//! Packed matrices with weights of any number type.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::simd::{InstructionSet, LANES};
 use crate::threads::{Parts, computed_in_parts, with_job_size};
 
 impl NumberType {
-    /// Returns the packed size in bytes of a matrix of these widths.
+    /// Returns the packed size of a matrix in bytes.
     ///
     /// Equals [`PackedMatrix::bytes`], but does not need the matrix.
     ///
@@ -31,7 +31,7 @@ impl NumberType {
 pub(super) trait Panels: Send + Sync {
     /// Returns the size in bytes.
     fn bytes(&self) -> usize;
-    /// Returns the weights of some outputs.
+    /// Returns the weights of the given outputs.
     fn rows(&self, outputs: &[usize], in_features: usize) -> Vec<f32>;
     /// Computes a product.
     fn product(&self, product: &Product<'_>) -> Vec<f32>;
@@ -91,17 +91,17 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Width of the output.
+    /// Output width.
     pub fn out_features(&self) -> usize {
         self.out_features
     }
 
-    /// Width of the input.
+    /// Input width.
     pub fn in_features(&self) -> usize {
         self.in_features
     }
 
-    /// Returns the precision of the weights.
+    /// Returns the number type of the weights.
     pub fn dtype(&self) -> NumberType {
         self.dtype
     }
@@ -111,12 +111,12 @@ impl PackedMatrix {
         self.panels.bytes()
     }
 
-    /// Returns the weights of these outputs, `(rows, in)`, in order.
+    /// Returns the weights of the given outputs, `(rows, in)`, in order.
     ///
     /// This is an embedding lookup if the matrix is a tied head.
     ///
     /// # Panics
-    /// Panics if an output is not below [`PackedMatrix::out_features`].
+    /// Panics if an output is not less than [`PackedMatrix::out_features`].
     pub fn rows(&self, outputs: &[usize]) -> Vec<f32> {
         assert!(outputs.iter().all(|output| *output < self.out_features), "output index out of range");
         if self.in_features == 0 {

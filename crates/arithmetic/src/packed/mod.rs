@@ -1,11 +1,11 @@
-//! Packed weight matrices, laid out once at load for products with one row or many.
+//! Packed weight matrices, laid out once at load time for products with one row or many.
 //!
 //! A matrix `(out, in)` is cut into panels of 16 outputs. A panel stores its weights input by input, with the
-//! 16 outputs contiguous. One vector thus holds the same input's weight of 16 outputs. A product needs no
-//! sums across a vector, and it reads a panel in memory order. Inputs come in blocks of 64. Incomplete panels
-//! and blocks are padded with zeros.
+//! 16 outputs contiguous. One vector thus holds an input's weights for 16 outputs. A product needs no sums
+//! across a vector, and it reads a panel in memory order. Inputs are grouped into blocks of 64. Incomplete
+//! panels and blocks are padded with zeros.
 //!
-//! Each [`NumberType`](crate::NumberType) of weights is a file that implements [`block::Block`], or
+//! Each [`NumberType`](crate::NumberType) of weights has a file that implements [`block::Block`], or
 //! [`integers::Quants`] for integers, and a line in [`pack`].
 
 mod block;

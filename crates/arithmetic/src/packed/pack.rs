@@ -20,13 +20,13 @@ use crate::large_pages::LargeBox;
 use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
 use crate::threads::{Parts, for_each_part};
 
-/// Panels that are packed together.
+/// Number of panels that are packed together.
 ///
-/// Wider strips of an input-major matrix consist of whole cache lines and pages.
+/// Wider strips read whole cache lines and pages of an input-major matrix.
 const STRIP_PANELS: usize = 4;
 /// Bytes of an output-major matrix between two progress reports.
 ///
-/// They are few compared with any model, and enough to keep all threads busy.
+/// Small compared with any model, but enough to keep all threads busy.
 const STEP_BYTES: usize = 2 << 20;
 
 /// Axis order of a stored matrix.
@@ -45,28 +45,28 @@ pub enum StoredOrder {
 /// Pass it to [`PackedMatrix::from_bytes`].
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixBytes<'a> {
-    /// Values; rows past the packed ones are ignored.
+    /// Values; any rows beyond the matrix are ignored.
     pub bytes: &'a [u8],
     /// Type of the little-endian values: f32, f16 or bf16.
     pub dtype: NumberType,
     /// Order of the values.
     pub order: StoredOrder,
-    /// Width of the output.
+    /// Output width.
     pub out_features: usize,
-    /// Width of the input.
+    /// Input width.
     pub in_features: usize,
 }
 
-/// Matrix of f32 in memory with any strides.
+/// Matrix of f32 values in memory, with any strides.
 ///
 /// Pass it to [`PackedMatrix::from_values`].
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a> {
-    /// Values, starting with the matrix's first one.
+    /// Values, starting with the first one of the matrix.
     pub values: &'a [f32],
-    /// Distances between neighboring outputs and between neighboring inputs.
+    /// Strides of outputs and inputs, in values.
     pub strides: (usize, usize),
-    /// Numbers of outputs and inputs.
+    /// Number of outputs, and number of inputs.
     pub shape: (usize, usize),
 }
 
@@ -76,26 +76,26 @@ pub enum PackError {
     /// The matrix extends beyond its memory.
     #[error("a {out_features} by {in_features} weight matrix does not fit in {found} bytes")]
     TooFewBytes {
-        /// Width of the output.
+        /// Output width.
         out_features: usize,
-        /// Width of the input.
+        /// Input width.
         in_features: usize,
-        /// Available bytes.
+        /// Number of available bytes.
         found: usize,
     },
-    /// Weights of this type cannot be packed.
+    /// The type cannot be packed.
     #[error("cannot pack {dtype} weights")]
     Unsupported {
-        /// Type of the stored values or of the packed ones.
+        /// Unsupported type of the stored or packed values.
         dtype: NumberType,
     },
 }
 
 impl PackedMatrix {
-    /// Packs a matrix from its bytes, on all threads.
+    /// Packs a matrix from its bytes, using all threads.
     ///
-    /// `read` is called with each range of bytes that is no longer needed. A mapped file thus need not stay
-    /// in memory next to the packed weights.
+    /// Calls `read` with each range of bytes that is no longer needed, so that a mapped file need not stay in
+    /// memory next to the packed weights.
     ///
     /// ```
     /// use candle_gpt2_arithmetic::{MatrixBytes, NumberType, PackedMatrix, StoredOrder};
@@ -148,7 +148,7 @@ impl PackedMatrix {
         }
     }
 
-    /// Packs a matrix of f32, on all threads.
+    /// Packs a matrix of f32 values, using all threads.
     ///
     /// # Errors
     /// Returns an error if the matrix extends beyond its values, or the type is unsupported.
@@ -165,19 +165,19 @@ impl PackedMatrix {
     }
 }
 
-/// View of a matrix of some stored type as f32.
+/// View of a matrix of any stored type as f32.
 struct Values<'a, T, F> {
     elements: &'a [T],
-    /// Distances between neighboring outputs and between neighboring inputs.
+    /// Strides of outputs and inputs, in values.
     strides: (usize, usize),
     convert: F,
 }
 
-/// Reader of blocks of a matrix of any stored type.
+/// Matrix of any stored type that can be read in blocks.
 trait ReadBlocks: Sync {
-    /// Reads a range of outputs and a range of inputs, each given as first index and count.
+    /// Reads a range of outputs and a range of inputs, each specified by first index and count.
     fn read(&self, outputs: (usize, usize), inputs: (usize, usize), to: &mut Expanded);
-    /// Returns the size of an output in bytes, if its inputs are contiguous.
+    /// Returns the size of one output in bytes if its inputs are contiguous.
     fn bytes_of_output(&self) -> Option<usize>;
 }
 
@@ -200,13 +200,13 @@ fn pack(
     Ok(PackedMatrix { out_features: shape.0, in_features: shape.1, dtype, panels })
 }
 
-/// Matrix to be packed.
+/// Matrix to pack.
 struct Packing<'a> {
     values: &'a dyn ReadBlocks,
     shape: (usize, usize),
-    /// Callback for the range of packed outputs.
+    /// Callback that receives each range of packed outputs.
     ///
-    /// If outputs are not contiguous, one call reports all of them.
+    /// If outputs are not contiguous, a single call reports all of them.
     read: &'a dyn Fn(Range<usize>),
 }
 

@@ -3,21 +3,21 @@
 use super::integers::{Bytes, Quants, ScaleSearch, best_scales};
 use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, SMALL_OFFSET, Simd};
 
-/// Inputs in a line of nibbles.
+/// Inputs per line of nibbles.
 const NIBBLE_INPUTS: usize = 8;
 
-/// Lines of eight inputs, with four bytes for each output.
+/// Nibbles in lines of eight inputs, with four bytes per output.
 ///
-/// The low nibbles hold the first four inputs, the high nibbles the others.
+/// The low nibbles hold the first four inputs, the high nibbles the last four.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Nibbles([[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS]);
 
-/// Integers of 4-bit weights in ascending order; the first has the largest magnitude.
+/// Integers that 4-bit weights index, in ascending order; the first has the largest magnitude.
 ///
-/// For normally distributed weights in groups of 32, each with the best of the candidate
-/// scales, they have the smallest squared error among 6-bit integers. Their error is one
-/// percent larger than that of 8-bit integers.
+/// For normally distributed weights in groups of 32, each with the best candidate scale,
+/// this table has the smallest squared error of all tables of 6-bit integers. Its error is
+/// one percent larger than that of the best 8-bit table.
 pub(super) const TABLE: [i8; 16] = [-32, -25, -19, -15, -11, -8, -5, -2, 1, 4, 7, 10, 13, 17, 22, 28];
 
 impl Quants for Nibbles {
@@ -56,9 +56,9 @@ impl Quants for Nibbles {
 }
 
 impl Nibbles {
-    /// Factors from the weight of the largest magnitude to the candidate scales.
+    /// Candidate scales, as multiples of the largest-magnitude weight.
     ///
-    /// Each is a multiple of the inverse of the table's first entry.
+    /// Each is a multiple of the reciprocal of the table's first entry.
     const SCALE_FACTORS: [f32; 9] = {
         let mut shares = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
         let mut index = 0;
@@ -79,12 +79,12 @@ impl Nibbles {
         }
         unsigned
     };
-    /// Midpoints of neighboring entries; above one, a quotient is nearer to the second entry.
+    /// Midpoints between neighboring entries; above a midpoint, the upper entry is nearer.
     const MIDDLES: [f32; 15] = Self::of_neighbors(0.5, 0.5);
-    /// Differences of neighboring entries.
+    /// Differences between neighboring entries.
     const STEPS: [f32; 15] = Self::of_neighbors(-1.0, 1.0);
 
-    /// Computes sums of neighboring entries, each times its factor.
+    /// Computes weighted sums of neighboring entries.
     const fn of_neighbors(first: f32, second: f32) -> [f32; 15] {
         let mut sums = [0.0; 15];
         let mut index = 0;
@@ -95,7 +95,7 @@ impl Nibbles {
         sums
     }
 
-    /// Adds the steps up to the entry that is nearest to the quotient.
+    /// Adds the steps up to the entry nearest to the quotient.
     #[inline(always)]
     fn add_below<S: Simd>(
         simd: S,

@@ -3,14 +3,14 @@
 use super::integers::{Bytes, Quants, ScaleSearch, best_scales};
 use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, SMALL_OFFSET, Simd};
 
-/// Inputs in a line of nibbles.
+/// Inputs per line of nibbles.
 const NIBBLE_INPUTS: usize = 8;
 /// Offset of stored integers.
 const STORED_OFFSET: u8 = 16;
 
-/// Low four bits and high bit of 5-bit integers.
+/// 5-bit integers, with the low four bits and the high bit stored separately.
 ///
-/// The low bits are nibbles in lines of eight inputs, as for 4-bit weights. One line has the high bits of all
+/// The low bits are nibbles in lines of eight inputs, as for 4-bit weights. One line holds the high bits of all
 /// 32 inputs. The high bits of four inputs have the same position in their bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -58,7 +58,7 @@ impl Quants for Fives {
         for (line, to) in to.iter_mut().enumerate() {
             let low = &self.low[line / 2];
             for (index, to) in to.iter_mut().enumerate() {
-                // A line has one position in its bytes, so all of them use the same shifts.
+                // All inputs of a line have the same bit position in their bytes, so they use the same shifts.
                 let low = if line % 2 == 0 { low[index] & 0x0f } else { low[index] >> 4 };
                 *to = (low | (self.high[index] >> line & 1) << 4) + (SMALL_OFFSET - STORED_OFFSET);
             }
@@ -67,10 +67,10 @@ impl Quants for Fives {
 }
 
 impl Fives {
-    /// Candidate integers for the weight of the largest magnitude, likeliest first.
+    /// Candidate integers for the largest-magnitude weight, likeliest first.
     ///
-    /// All are listed so that a group of multiples of an f16 number, as in GGUF's Q5_0, finds that number
-    /// whatever its largest multiple is.
+    /// All integers are listed for groups that consist of multiples of an f16 number, as in GGUF's Q5_0. Such a
+    /// group recovers that number whatever its largest multiple is.
     const LARGEST: [f32; 31] = [
         -16.0, 15.0, -15.0, 14.0, -14.0, 13.0, -13.0, 12.0, -12.0, 11.0, -11.0, 10.0, -10.0, 9.0, -9.0, 8.0,
         -8.0, 7.0, -7.0, 6.0, -6.0, 5.0, -5.0, 4.0, -4.0, 3.0, -3.0, 2.0, -2.0, 1.0, -1.0,

@@ -3,12 +3,12 @@
 use super::integers::{Bytes, Quants, encoded_bytes};
 use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, SMALL_OFFSET, Simd};
 
-/// Inputs in a line of nibbles.
+/// Inputs per line of nibbles.
 const NIBBLE_INPUTS: usize = 8;
-/// Inputs in a line of two-bit fields.
+/// Inputs per line of two-bit fields.
 const QUARTER_INPUTS: usize = 16;
 
-/// Low four bits and high two bits of 6-bit integers.
+/// 6-bit integers, with the low four bits and the high two bits stored separately.
 ///
 /// The low bits are nibbles in lines of eight inputs, as for 4-bit weights. The high bits are two-bit fields
 /// in lines of sixteen inputs.
@@ -58,7 +58,7 @@ impl Quants for Sixes {
         for (line, to) in to.iter_mut().enumerate() {
             let (low, high) = (&self.low[line / 2], &self.high[line / 4]);
             for (index, to) in to.iter_mut().enumerate() {
-                // A line has one position in its bytes, so all of them use the same shifts.
+                // All inputs of a line have the same bit position in their bytes, so they use the same shifts.
                 let low = if line % 2 == 0 { low[index] & 0x0f } else { low[index] >> 4 };
                 *to = low | (high[index] >> (2 * (line % 4)) & 0x03) << 4;
             }

@@ -1,4 +1,4 @@
-//! Compares every format, instruction set and number of rows with a product in f64.
+//! Checks every format, instruction set and row count against a product in f64.
 //!
 //! The f64 product uses the weights as stored in the format.
 
@@ -10,16 +10,16 @@ use crate::epilogue::{Epilogue, Finish, PanelBias};
 use crate::simd::{ByteGroup, GROUP, InstructionSet, Job, Simd, unpack_quad};
 use crate::{NumberType, uses};
 
-/// Numbers of outputs and inputs.
+/// Pairs of output and input widths.
 ///
-/// Whole panels and blocks, incomplete ones, the widths of GPT-2, more than two slices,
-/// its vocabulary, and a single value.
+/// Whole and incomplete panels and blocks, GPT-2's widths, more than two slices,
+/// GPT-2's vocabulary, and a single value.
 const SHAPES: [(usize, usize); 10] =
     [(16, 64), (32, 128), (1, 1), (17, 65), (7, 5), (50, 24), (48, 768), (33, 1601), (129, 300), (50_257, 8)];
-/// Numbers of rows: one, less than a tile, a tile of each instruction set, more, and more than a part.
+/// Row counts: one, less than a tile, each instruction set's tile, more, and more than a part.
 const ROWS: [usize; 8] = [1, 2, 4, 6, 8, 12, 13, 150];
 
-/// All formats of the table.
+/// All weight formats supported on the CPU.
 fn formats() -> impl Iterator<Item = NumberType> + Clone {
     NumberType::all(uses::CPU_WEIGHTS)
 }
@@ -29,7 +29,7 @@ fn integer_formats() -> impl Iterator<Item = NumberType> {
     formats().filter(|format| !matches!(format, NumberType::F32 | NumberType::F16))
 }
 
-/// Returns values without a pattern, of about unit size.
+/// Returns pseudorandom values of magnitude about 1.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
     crate::random::noise(count, seed, 0.0, 2.0)
 }
@@ -44,7 +44,7 @@ fn pack(weights: &[f32], shape: (usize, usize), format: NumberType) -> PackedMat
     PackedMatrix::from_values(Strided { values: weights, strides: (shape.1, 1), shape }, format).unwrap()
 }
 
-/// Rounds activations to the nearest group with these instructions.
+/// Rounds activations to the nearest group, using the given instruction set.
 fn nearest(x: &[f32], instructions: InstructionSet) -> ByteGroup {
     struct Nearest<'a>(&'a [f32]);
     impl Job for Nearest<'_> {
@@ -115,7 +115,7 @@ fn products_equal_the_reference() {
                     let epilogue = Epilogue { bias: Some(&panel_bias), finish: Finish::Nothing };
                     let y = matrix.product_with(&x, rows, epilogue, instructions);
                     assert_eq!(y.len(), rows * out_features);
-                    // Each sum rounds once per addend, relative to sums of about sqrt(in).
+                    // A sum is rounded once per addend, and its magnitude is about sqrt(in).
                     let tolerance = 1e-6 * (in_features as f64).sqrt() + 1e-6;
                     for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
                         let difference = (f64::from(*y) - expected).abs();
@@ -151,10 +151,10 @@ fn gelu_is_applied_after_the_bias() {
     }
 }
 
-/// Checks that products of integers are exact, because integer sums are exact.
+/// Checks that integer products are exact.
 ///
-/// Scales are 1 and sums are below 2^24, so the products are exact on every processor and for all signs. The
-/// largest magnitudes meet in the first output.
+/// Scales are 1 and sums are below 2^24, so the results are exact on every processor and for all signs. The
+/// first output multiplies the largest magnitudes.
 #[test]
 fn integer_products_are_exact() {
     let (out_features, in_features, rows) = (50, 1000, 14);
@@ -162,7 +162,7 @@ fn integer_products_are_exact() {
         let mut values: Vec<f32> =
             noise(count, seed).iter().map(|value| (value * 50.0).round().clamp(-127.0, 127.0)).collect();
         for (index, value) in values.iter_mut().enumerate() {
-            // Each group contains the magnitude that makes its scale 1.
+            // Each group contains a value whose magnitude makes the scale 1.
             if index < first || index % in_features % GROUP == 7 {
                 *value = if index % 3 == 0 { -127.0 } else { 127.0 };
             }
@@ -181,10 +181,10 @@ fn integer_products_are_exact() {
     }
 }
 
-/// Checks batch invariance: a row has the same bits alone and in a batch.
+/// Checks batch invariance: a row gives the same bits alone and in a batch.
 ///
-/// The test covers every format, every width and every instruction set. It includes inputs and outputs that
-/// do not fill their blocks and panels, and several slices.
+/// The test covers every format, width and instruction set, including several slices and widths that do not
+/// fill whole blocks and panels.
 #[test]
 fn row_bits_do_not_depend_on_the_batch() {
     const MAX_ROWS: usize = 40;
@@ -204,7 +204,7 @@ fn row_bits_do_not_depend_on_the_batch() {
                 };
                 let alone: Vec<u32> = (0..MAX_ROWS).flat_map(|row| bits(row, 1)).collect();
                 for rows in 2..=MAX_ROWS {
-                    // Starting at another row puts each row at other positions of the tiles.
+                    // Starting at a different row moves each row to a different position in the tiles.
                     for first in [0, MAX_ROWS - rows] {
                         let expected = &alone[first * out_features..(first + rows) * out_features];
                         assert_eq!(
@@ -219,7 +219,7 @@ fn row_bits_do_not_depend_on_the_batch() {
     }
 }
 
-/// Checks that concurrent products have the same bits as a single one.
+/// Checks that concurrent products give the same bits as a single one.
 #[test]
 #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
 fn concurrent_products_are_bit_identical() {
@@ -242,9 +242,9 @@ fn concurrent_products_are_bit_identical() {
     }
 }
 
-/// Checks the bound of [`NumberType`] for activations.
+/// Checks the rounding error of activations against the bound in [`PackedMatrix`].
 ///
-/// The groups have very different sizes, and some have no scale.
+/// The groups differ widely in magnitude, and some are too small to have a scale.
 #[test]
 fn activation_error_is_bounded() {
     for instructions in InstructionSet::available() {
@@ -268,7 +268,7 @@ fn activation_error_is_bounded() {
     }
 }
 
-/// Checks that the residual is added once to its own row, over several slices and incomplete panels.
+/// Checks that the residual is added once per row, across several slices and incomplete panels.
 #[test]
 fn residual_is_added_after_the_bias() {
     let shapes = [(20, 30), (48, 840), (1, 1)];
@@ -295,7 +295,7 @@ fn residual_is_added_after_the_bias() {
     }
 }
 
-/// Checks the bounds of [`NumberType`] on groups of very different sizes.
+/// Checks the error bounds in [`NumberType`] on groups that differ widely in magnitude.
 #[test]
 fn format_error_is_bounded() {
     let (out_features, in_features) = (40, 96);
@@ -329,7 +329,7 @@ fn format_error_is_bounded() {
     }
 }
 
-/// Checks that weights that the 4-bit format can represent are stored exactly.
+/// Checks that weights representable in the 4-bit format are stored exactly.
 #[test]
 fn table_values_are_stored_exactly() {
     let (out_features, in_features) = (20, 96);
@@ -343,7 +343,7 @@ fn table_values_are_stored_exactly() {
 
 /// Checks that every 6-bit integer is stored exactly.
 ///
-/// Covers every position of a group except the position of the largest magnitude.
+/// Covers every position in a group except the one that holds the largest magnitude.
 #[test]
 fn six_bit_integers_are_stored_exactly() {
     let (out_features, in_features) = (63, 96);
@@ -357,10 +357,10 @@ fn six_bit_integers_are_stored_exactly() {
     }
 }
 
-/// Checks that multiples of an f16 number by integers from -16 to 15 are stored exactly.
+/// Checks that an f16 number's multiples from -16 to 15 are stored exactly.
 ///
-/// The numbers have any size and sign, down to the smallest denormal f16, and the
-/// largest multiple of a group varies.
+/// The numbers vary in sign and magnitude, down to the smallest denormal f16, and the
+/// largest multiple in a group varies.
 #[test]
 fn five_bit_multiples_are_stored_exactly() {
     let (out_features, in_features) = (32, 96);
@@ -409,7 +409,7 @@ fn packing_reads_both_orders_and_every_dtype() {
             (NumberType::F16, f16_bytes, 0.5f32.powi(11)),
             (NumberType::BF16, bf16_bytes, 0.5f32.powi(8)),
         ] {
-            // One byte further, no value is aligned.
+            // Offset by one byte, no value is aligned.
             let shifted = [&[0], bytes.as_slice()].concat();
             let view = MatrixBytes { bytes: &shifted[1..], dtype, order, out_features, in_features };
             let matrix = PackedMatrix::from_bytes(view, NumberType::F32, &|_| ()).unwrap();
@@ -437,7 +437,7 @@ fn unsupported_types_are_rejected() {
     }
 }
 
-/// Checks that a non-finite weight or activation reaches exactly the outputs of the reference.
+/// Checks that non-finite weights and activations affect exactly the same outputs as in the reference.
 #[test]
 fn non_finite_values_reach_only_their_outputs() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -494,9 +494,9 @@ fn bits_per_weight() {
     }
 }
 
-/// Checks that bytes are released step by step, in order and without gaps.
+/// Checks that a matrix's bytes are released step by step, in order and without gaps.
 ///
-/// A file is therefore never in memory as a whole.
+/// A mapped file therefore never needs to be in memory as a whole.
 #[test]
 fn large_matrix_is_packed_in_steps() {
     let (out_features, in_features) = (2003, 768);
@@ -517,7 +517,7 @@ fn large_matrix_is_packed_in_steps() {
     }
 }
 
-/// Compares the products of rows, alone and together, with the reference.
+/// Checks the products of rows, alone and together, against the reference.
 ///
 /// The reference uses the stored weights and the rounded activations. `is_right` receives the product, the
 /// expected value and the sum of the magnitudes behind it.
@@ -551,7 +551,7 @@ fn check_products(
 
 /// Whether `y` is within the rounding errors of `count` products and sums.
 ///
-/// Each of them is rounded relative to the summed magnitudes or to the smallest f32.
+/// Each operation is rounded relative to the summed magnitudes or the smallest f32.
 fn is_close(y: f32, expected: f64, magnitude: f64, count: usize) -> bool {
     let unit = f64::from(f32::EPSILON) * magnitude + f64::from(f32::from_bits(1));
     (f64::from(y) - expected).abs() <= count as f64 * unit
@@ -577,7 +577,7 @@ fn special_values_equal_the_reference() {
     let (out_features, in_features, rows) = (21, 70, 13);
     let (mut weights, mut x) = (noise(out_features * in_features, 1), noise(rows * in_features, 2));
     for (index, special) in SPECIAL.into_iter().enumerate() {
-        // Some of them follow the last whole vector or block.
+        // Some of these are past the last whole vector or block.
         weights[index * in_features + (index * 13 + 63) % in_features] = special;
         x[index * in_features + (index * 7 + 10) % in_features] = special;
     }
@@ -594,11 +594,11 @@ fn special_values_equal_the_reference() {
                 || (rounded.is_finite() && is_close(y, expected, magnitude, in_features))
         });
     }
-    // In integers, a non-finite value turns its whole group into NaN. Another test covers that.
+    // In integer formats, a non-finite value turns its whole group into NaN. Another test covers that.
     for value in weights.iter_mut().chain(&mut x).filter(|value| !value.is_finite()) {
         *value = 2e-36;
     }
-    // Activations whose scale, multiplied by that of the huge weights, overflows f32.
+    // Activations whose scale overflows f32 when multiplied by the scale of the huge weights.
     x[11 * in_features..12 * in_features].iter_mut().for_each(|x| *x *= 1e37);
     for format in integer_formats() {
         check_products((out_features, in_features), &weights, &x, format, |y, expected, magnitude| {

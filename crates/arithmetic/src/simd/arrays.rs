@@ -1,6 +1,6 @@
-//! Vectors as arrays in plain Rust: the operations that are the same for all number types.
+//! Vectors as arrays in plain Rust: operations that are the same for all number types.
 
-/// Rows of the tallest tile.
+/// Number of rows in the tallest tile.
 pub(super) const TILE_ROWS: usize = 4;
 
 /// Implements [`Vectors`](super::Vectors) with arrays, except for `mul_add`, `sum` and `exp`.

@@ -1,4 +1,4 @@
-//! AVX2 with FMA and F16C: sixteen lanes are two registers of eight.
+//! AVX2 with FMA and F16C: sixteen lanes in two registers of eight.
 
 #![expect(unsafe_code, reason = "intrinsics that some processors lack are unsafe to call")]
 
@@ -8,16 +8,16 @@ use super::job::{F32Job, Job, Simd};
 use super::math;
 use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET, TileJob, Vectors, Work};
 
-/// Rows and panels of a tile: 12 of 16 registers accumulate, two hold weights and one an activation.
+/// Tile size: 12 of 16 registers accumulate, two hold weights, and one holds an activation.
 const TILE_ROWS: usize = 6;
 const TILE_PANELS: usize = 1;
-/// Rows of an integer tile without VNNI and with VNNI.
+/// Rows of an integer tile: without VNNI, and with VNNI.
 ///
 /// Without VNNI, four of the registers hold weights.
 const INTEGER_TILE_ROWS: usize = 4;
 const VNNI_TILE_ROWS: usize = 6;
 
-/// Proof that the processor supports AVX2, FMA and F16C, and also AVX-VNNI if `VNNI`.
+/// Proof that the processor supports AVX2, FMA and F16C, plus AVX-VNNI if `VNNI` is true.
 ///
 /// Only [`Avx2::detect`] creates one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
-/// Loads both halves of a line of sixteen times four bytes.
+/// Loads both halves of a line of sixteen four-byte values.
 ///
 /// # Safety
 /// The processor must support AVX2.
@@ -51,7 +51,7 @@ unsafe fn load_line(line: &[u8; 4 * LANES]) -> Integers {
 
 /// Applies a lanewise operation to both halves.
 ///
-/// A closure might not be inlined, and would then lack these instructions.
+/// A closure might not be inlined and would then be compiled without these instructions.
 macro_rules! lanewise {
     ($intrinsic:path, $($operand:expr),+) => {
         // SAFETY: `self` proves that the processor supports AVX2, FMA and F16C.
@@ -59,7 +59,7 @@ macro_rules! lanewise {
     };
 }
 
-/// Joins the lowest bytes of four vectors: byte `j` of each integer comes from vector `j`.
+/// Combines the lowest bytes of four vectors: byte `j` of each integer comes from vector `j`.
 ///
 /// # Safety
 /// The processor must support AVX2.
@@ -74,7 +74,7 @@ unsafe fn join_bytes(integers: [__m256i; 4]) -> __m256i {
     }
 }
 
-/// Returns the bits of floats without their sign, which compare like the floats; NaN is the largest.
+/// Returns the floats' bits without the sign; they order like the magnitudes, with NaN largest.
 ///
 /// # Safety
 /// The processor must support AVX2.
@@ -84,7 +84,7 @@ unsafe fn magnitude_bits(x: __m256) -> __m256i {
     unsafe { _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)) }
 }
 
-/// Computes [`Vectors::transpose`] in four squares of eight rows and columns.
+/// Computes [`Vectors::transpose`] as four blocks of eight rows and columns.
 ///
 /// # Safety
 /// The processor must support AVX.

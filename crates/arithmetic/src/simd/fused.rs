@@ -1,4 +1,4 @@
-//! `a · b + c` rounded once, for instruction sets without a fused multiply-add.
+//! Computes `a · b + c` with one rounding, for instruction sets without a fused multiply-add.
 //!
 //! The product of two f32 is exact in f64. The sum is rounded to f64 and then to f32. The result is
 //! the f32 nearest to the exact sum, unless the first rounding ends halfway between two f32. Then
@@ -7,18 +7,18 @@
 
 use super::vectors::LANES;
 
-/// Left shift of both 32-bit halves of an f64 before they are compared with [`LEAST`].
+/// Left shift applied to both 32-bit halves of an f64 before the comparison with [`LEAST`].
 pub(super) const SHIFT: u32 = 3;
-/// Minimum lower and upper half, shifted and signed, of an f64 that certainly rounds correctly.
+/// Lower bounds on the shifted, signed halves of an f64 that is sure to round correctly.
 ///
-/// The 29 bits that an f32 lacks fill the lower half. The midpoint between two normal f32, a one and 28
-/// zeros, is its smallest number. The upper half then begins with the lowest nine bits of the exponent.
-/// They are -126 for 2^-125, and less for smaller sums down to 2^-255, where midpoints are elsewhere
-/// because f32 is denormal. Even smaller sums compare as greater and round to zero. A sum of zero is
-/// exact, since no product is that small.
+/// After the shift, the lower half holds the 29 bits that an f32 lacks. The midpoint between two normal
+/// f32, a one and 28 zeros, is its smallest value. The upper half then begins with the lowest nine bits of
+/// the exponent. They are -126 for 2^-125, and less for smaller sums down to 2^-255, where midpoints are
+/// elsewhere because the f32 is denormal. Even smaller sums compare as greater and round to zero. A sum
+/// of zero is exact, since no product is that small.
 pub(super) const LEAST: [i32; 2] = [i32::MIN + 1, -126 << 23];
 
-/// Whether the f32 of the sum may differ from the rounded exact sum.
+/// Whether rounding this f64 sum to f32 may differ from rounding the exact sum.
 #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
 #[inline(always)]
 fn is_doubtful(sum: f64) -> bool {
@@ -30,7 +30,7 @@ fn is_doubtful(sum: f64) -> bool {
 
 /// Computes `a · b + c` in each lane, rounded once.
 ///
-/// It is not inlined, because it would dominate the kernels' machine code and compile time.
+/// Not inlined, because it would dominate the kernels' machine code and compile time.
 #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
 #[inline(never)]
 pub(super) fn multiply_add(a: &[f32; LANES], b: &[f32; LANES], c: &[f32; LANES]) -> [f32; LANES] {
@@ -53,9 +53,9 @@ fn nearest(sum: f64) -> f32 {
     nearest
 }
 
-/// Computes the sums of [`multiply_add`] for any numbers.
+/// Computes [`multiply_add`] exactly for all inputs, including doubtful sums.
 ///
-/// Rounds to odd in f64, from which the rounding to f32 is correct. Source: S. Boldo and G. Melquiond,
+/// Rounds to odd in f64, after which rounding to f32 is correct. Source: S. Boldo and G. Melquiond,
 /// "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", IEEE
 /// Transactions on Computers 57, 2008.
 #[cold]

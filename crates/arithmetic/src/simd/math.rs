@@ -1,25 +1,26 @@
-//! Exponential function and activations on sixteen values at a time.
+//! Exponential and activation functions on sixteen values at a time.
 //!
 //! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2` in two parts (Cody and Waite), so
 //! that `|r| ≤ ln 2 / 2`. There, eight terms of the Taylor series leave a relative error below 8e-9. The
-//! result is within two units in the last place down to 2^-125.5. Below that it is 0, where the library
-//! function returns the smallest normal numbers and the denormal numbers.
+//! result is accurate to two units in the last place down to 2^-125.5. Smaller results become 0, whereas the
+//! library function returns the smallest normal numbers and denormal numbers.
 
 use super::job::Simd;
 use super::vectors::{LANES, Number, Vectors};
 
-/// Input above which `exp` is infinite in f32.
+/// Input above which `exp` overflows f32.
 const EXP_LARGEST: f32 = 88.8;
-/// Lower clamp of the input, whose result is zero like all results below 2^-125.5.
+/// Lower bound that inputs are clamped to; its result is 0, like all results below 2^-125.5.
 ///
-/// Half of the power is 2^-127 there, which is taken as zero.
+/// At this input, half of the power of two is 2^-127, which counts as zero.
 const EXP_SMALLEST: f32 = -87.6;
-/// ln 2 in two parts; the first has so few digits that `n` times it is exact.
+/// High part of ln 2, with few enough digits that multiplying it by `n` is exact.
 const LN_2_HIGH: f32 = 0.693_359_4;
+/// Low part of ln 2.
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 /// Coefficients of the Taylor series: 1/7!, …, 1/2!, 1/1!, 1/0!.
 const EXP_SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-/// Linear coefficient `-2 sqrt(2/π)`: GELU's tanh is a sigmoid of twice its argument.
+/// Linear coefficient `-2 sqrt(2/π)`; the tanh in GELU becomes a sigmoid of twice its argument.
 const GELU_LINEAR: f64 = -1.595_769_121_605_731;
 /// Cubic coefficient `-2 sqrt(2/π) · 0.044715`.
 const GELU_CUBIC: f64 = GELU_LINEAR * 0.044_715;
@@ -38,7 +39,7 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     for coefficient in rest {
         series = simd.mul_add(series, r, simd.splat(coefficient));
     }
-    // 2^128 overflows f32, but half of it does not. The doubling then overflows where it should.
+    // 2^128 overflows f32, but half of it does not. The doubling then overflows only where it should.
     let half = simd.power_of_two(simd.sub(n, simd.splat(1.0)));
     simd.mul(simd.mul(series, half), simd.splat(2.0))
 }
@@ -69,7 +70,7 @@ fn gelu_denominator<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.add(constant(1.0), v.exp(v.mul(x, factor)))
 }
 
-/// Swish function with a factor, `x sigmoid(factor x)`.
+/// Scaled swish function, `x sigmoid(factor x)`.
 #[inline(always)]
 pub(crate) fn swish<V: Vectors>(v: V, x: V::Vector, factor: f64) -> V::Vector {
     v.div(x, swish_denominator(v, x, factor))
@@ -96,7 +97,7 @@ pub(crate) fn gelu_erf<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.mul(x, normal_distribution(v, x))
 }
 
-/// Derivative of [`gelu_erf`]: the normal distribution function at `x`, plus `x` times the density.
+/// Derivative of [`gelu_erf`]: the normal CDF at `x`, plus `x` times the normal density.
 #[inline(always)]
 pub(crate) fn gelu_erf_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     let constant = |value: f64| v.splat(V::Real::of(value));
@@ -104,7 +105,7 @@ pub(crate) fn gelu_erf_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.mul_add(x, density, normal_distribution(v, x))
 }
 
-/// Normal distribution function, `0.5 (1 + erf(x / sqrt 2))`.
+/// Normal CDF, `0.5 (1 + erf(x / sqrt 2))`.
 #[inline(always)]
 fn normal_distribution<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     let constant = |value: f64| v.splat(V::Real::of(value));
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
     use crate::simd::{InstructionSet, Job};
 
-    /// Job that applies the exponential function to all values, or GELU if the flag is false.
+    /// Job that applies the exponential function (if the flag is true) or GELU to all values.
     struct Map<'a>(&'a mut [f32], bool);
 
     impl Job for Map<'_> {

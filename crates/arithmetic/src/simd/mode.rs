@@ -1,10 +1,10 @@
 //! Floating-point mode of the processor: rounding direction and denormal numbers.
 //!
-//! The mode is a setting of each thread. A library that was compiled for speed alone may have enabled
-//! flushing of results below 2^-126 to zero, and a program may round downward. Kernels compute in the default
-//! mode of IEEE 754 and then restore the thread's mode.
+//! Each thread has its own mode. A library compiled with fast-math may have enabled flushing of results below
+//! 2^-126 to zero, and a program may round downward. Kernels compute in the default IEEE 754 mode and then
+//! restore the thread's mode.
 
-/// Runs `compute` in the default mode of IEEE 754 and then restores this thread's mode.
+/// Runs `compute` in the default IEEE 754 mode and then restores this thread's mode.
 ///
 /// The default mode rounds to nearest and keeps denormal numbers. Kernels set it themselves. Use this
 /// function for computations around them.
@@ -15,7 +15,7 @@
 /// ```
 #[inline]
 pub fn rounded_to_nearest<R>(compute: impl FnOnce() -> R) -> R {
-    /// Separate function: the compiler ignores modes and could compute before the mode is set.
+    /// Calls `compute` without inlining; otherwise the compiler could move it before the mode change.
     #[inline(never)]
     fn call_not_inlined<R>(compute: impl FnOnce() -> R) -> R {
         compute()
@@ -48,7 +48,7 @@ mod x86 {
     /// Value of the MXCSR register.
     pub(in crate::simd) type Control = u32;
 
-    /// Bits to clear: denormal operands as zeros, rounding direction, denormal results as zeros.
+    /// Bits to clear: denormals-are-zero, the rounding direction, and flush-to-zero.
     pub(in crate::simd) const CHANGED: Control = 1 << 6 | 0b11 << 13 | 1 << 15;
 
     #[inline(always)]
@@ -80,8 +80,8 @@ mod arm {
 
     /// Bits to clear: FIZ, AH, FZ16, RMode, FZ, DN and AHP.
     ///
-    /// FIZ, FZ16 and FZ replace denormal numbers by zeros, and AH changes other rules for them. RMode is the
-    /// rounding direction. DN replaces every NaN by the default NaN, and AHP selects another f16 format.
+    /// FIZ, FZ16 and FZ replace denormal numbers with zeros, and AH changes other rules for them. RMode is the
+    /// rounding direction. DN replaces every NaN with the default NaN, and AHP selects a different f16 format.
     pub(in crate::simd) const CHANGED: Control = 0b11 | 1 << 19 | 0b11 << 22 | 1 << 24 | 1 << 25 | 1 << 26;
 
     #[inline(always)]
@@ -101,7 +101,7 @@ mod arm {
 
 /// Platforms without an adjustable mode.
 ///
-/// WebAssembly has one mode, and Rust gives no access to the register of other processors.
+/// WebAssembly has a single mode, and Rust gives no access to the register on other processors.
 #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
 mod fixed {
     pub(in crate::simd) type Control = u32;

@@ -1,6 +1,6 @@
-//! NEON: sixteen lanes are four registers.
+//! NEON: sixteen lanes in four registers.
 //!
-//! Every 64-bit ARM processor that runs an operating system supports it.
+//! Every 64-bit ARM processor that can run an operating system supports it.
 
 #![expect(unsafe_code, reason = "intrinsics that some processors lack are unsafe to call")]
 
@@ -11,19 +11,21 @@ use super::job::{F32Job, Job, Simd};
 use super::math;
 use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, LANES, TileJob, Vectors, Work};
 
-/// Rows and panels of a tile: 24 of 32 registers accumulate, four hold weights, and four activations.
+/// Tile size: 24 of 32 registers accumulate, four hold weights, and four hold activations.
 const TILE_ROWS: usize = 6;
 const TILE_PANELS: usize = 1;
 /// Rows of an integer tile.
 ///
-/// Twelve registers hold the sums of a group, twelve those of all groups; the rest hold operands and scales.
+/// Twelve registers hold the sums of a group, twelve hold the total sums, and the rest hold operands and
+/// scales.
 const INTEGER_TILE_ROWS: usize = 3;
 
-/// Lanes of a register, and its size in bytes.
+/// Lanes per register.
 const QUARTER: usize = LANES / 4;
+/// Size of a register in bytes.
 const REGISTER_BYTES: usize = 16;
 
-/// Proof that the processor supports NEON, and also its dot products of bytes if `DOT`.
+/// Proof that the processor supports NEON, plus the byte dot product instructions if `DOT` is true.
 ///
 /// Only [`Neon::detect`] creates one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +57,7 @@ impl<const DOT: bool> Neon<DOT> {
         for (quarter, to) in to.as_chunks_mut::<REGISTER_BYTES>().0.iter_mut().enumerate() {
             // SAFETY: `self` proves NEON. The array has 16 bytes, and the store needs no alignment.
             unsafe {
-                // Each step keeps the bytes below and replaces all above.
+                // Each step keeps the lower bytes and replaces the higher ones.
                 let one = vsliq_n_s32::<8>(integers[0][quarter], integers[1][quarter]);
                 let two = vsliq_n_s32::<16>(one, integers[2][quarter]);
                 let three = vsliq_n_s32::<24>(two, integers[3][quarter]);
@@ -64,7 +66,7 @@ impl<const DOT: bool> Neon<DOT> {
         }
     }
 
-    /// Adds the products of four bytes of `a` and `b`, from -127 to 127, to each lane of `sum`.
+    /// Adds the products of four byte pairs (values -127 to 127) to each lane of `sum`.
     #[inline(always)]
     fn add_products(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
         if DOT {
@@ -83,7 +85,7 @@ impl<const DOT: bool> Neon<DOT> {
         }
         // SAFETY: `self` proves that the processor supports NEON.
         unsafe {
-            // 16 bits hold the sum of two products.
+            // The sum of two products fits into 16 bits.
             let low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
             vpadalq_s16(sum, vpaddq_s16(low, vmull_high_s8(a, b)))
         }
@@ -354,7 +356,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 // SAFETY: `self` proves NEON. A quarter has 16 bytes, and the load needs no alignment.
                 std::array::from_fn(|quarter| unsafe {
                     let bytes = vld1q_u8(quarters[quarter].as_ptr());
-                    // Without their offset, whichever it was, they are signed bytes.
+                    // Subtracting the offset, whichever it is, gives signed bytes.
                     vreinterpretq_s8_u8(vsubq_u8(bytes, vdupq_n_u8(offset)))
                 })
             });
@@ -376,7 +378,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
         // SAFETY: `self` proves that the processor supports NEON.
         unsafe {
-            // Without the sign, floats compare like integers with the same bits. NaN is the largest.
+            // Without the sign, floats order like integers with the same bits. NaN is the largest.
             let bits = |x: float32x4_t| vreinterpretq_u32_f32(vabsq_f32(x));
             let either =
                 |x: Floats| vmaxq_u32(vmaxq_u32(bits(x[0]), bits(x[1])), vmaxq_u32(bits(x[2]), bits(x[3])));

@@ -1,4 +1,4 @@
-//! Vectors as arrays, for processors without a separate file and as the reference for all others.
+//! Vectors as arrays, for processors without their own file and as the reference for all others.
 
 use half::f16;
 
@@ -10,7 +10,7 @@ use super::vectors::{
     BYTE_LINES, ByteGroup, ByteLines, LANES, QuantQuad, TileJob, Vectors, Work, unpack_quad,
 };
 
-/// Whether all processors of the compilation target have an instruction for `a · b + c`.
+/// Whether every processor of the compilation target has a fused multiply-add instruction.
 ///
 /// Without one, the `mul_add` of f32 is a library call, and [`fused::multiply_add`] is faster.
 const HAS_FUSED: bool = cfg!(any(
@@ -22,7 +22,7 @@ const HAS_FUSED: bool = cfg!(any(
     target_arch = "s390x"
 ));
 
-/// Instruction set of plain Rust.
+/// Instruction set implemented in plain Rust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Portable;
 
@@ -33,13 +33,13 @@ impl Portable {
     }
 }
 
-/// Rows of the tallest integer tile.
+/// Number of rows in the tallest integer tile.
 const INTEGER_TILE_ROWS: usize = 2;
 
 type Floats = [f32; LANES];
 type Integers = [i32; LANES];
 
-/// Adds the products of four activations, one byte each, and four bytes of every lane.
+/// Multiplies four one-byte activations by the four bytes of each lane and adds the products.
 #[inline(always)]
 fn add_products(weights: &[u8; 4 * LANES], quants: QuantQuad, sums: &mut Integers) {
     let quants = unpack_quad(quants);
@@ -225,7 +225,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
-        // Without the sign, floats compare like integers with the same bits. NaN is the largest.
+        // Without the sign, floats order like integers with the same bits. NaN is the largest.
         let largest = a.iter().chain(&b).fold(0, |largest, value| value.abs().to_bits().max(largest));
         f32::from_bits(largest)
     }

@@ -1,15 +1,15 @@
-//! Choice of vectors by number type.
+//! Selection of vectors by number type.
 //!
-//! Work on f32 uses the best instructions of this processor. Work on f64 runs in plain Rust and
-//! serves to check gradients against finite differences. Both run the same generic code, so the
-//! check covers the code that trains.
+//! Work on f32 uses this processor's best instructions. Work on f64 runs in plain Rust and is used to
+//! check gradients against finite differences. Both run the same generic code, so the check covers the
+//! training code.
 
 use super::InstructionSet;
 use super::doubles::Doubles;
 use super::job::F32Job;
 use super::vectors::{Number, Work};
 
-/// Number type for which work is compiled.
+/// Number type that work is compiled for.
 pub(crate) trait Real: Number {
     /// Runs `work` with the best vectors for this number type.
     fn vectorized<W: Work<Self>>(work: W) -> W::Output;

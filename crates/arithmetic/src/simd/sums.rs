@@ -1,19 +1,19 @@
 //! Floating-point matrix kernel: multiplies a tile of rows by panels of sixteen columns in registers.
 //!
 //! Packed weights, attention and training all use it. They differ in the layout of rows and lines, in the
-//! depth of a tile, and in the use of its sums. Each sum is one chain of additions in the order of the steps,
-//! whatever the height and the width of the tile. A row therefore has the same bits in every tile.
+//! depth of a tile, and in the use of its sums. Each sum is one chain of additions in step order, whatever
+//! the tile's height and width. A row therefore gives the same bits in every tile.
 
 use super::vectors::{LANES, Line, Number, Vectors};
 
-/// Values of a tile's rows, step by step along the depth.
+/// Row values of a tile, step by step along the depth.
 pub(crate) trait Rows<R, const ROWS: usize> {
     fn steps(&self) -> usize;
 
     fn value(&self, step: usize, row: usize) -> R;
 }
 
-/// Rows that are interleaved step by step.
+/// Rows interleaved step by step.
 pub(crate) struct Interleaved<'a, R, const ROWS: usize>(&'a [[R; ROWS]]);
 
 impl<'a, R, const ROWS: usize> Interleaved<'a, R, ROWS> {
@@ -36,7 +36,7 @@ impl<R: Copy, const ROWS: usize> Rows<R, ROWS> for Interleaved<'_, R, ROWS> {
     }
 }
 
-/// Rows that are contiguous slices.
+/// Rows stored as contiguous slices.
 pub(crate) struct SeparateRows<'a, R, const ROWS: usize>([&'a [R]; ROWS]);
 
 impl<'a, R, const ROWS: usize> SeparateRows<'a, R, ROWS> {
@@ -74,12 +74,12 @@ impl<V: Vectors> PanelLine<V> for Line<[V::Real; LANES]> {
     }
 }
 
-/// Sums of a tile, by row and panel.
+/// A tile's sums, by row and panel.
 pub(crate) type Sums<V, const ROWS: usize, const PANELS: usize> = [[<V as Vectors>::Vector; PANELS]; ROWS];
 
-/// Adds the products of the rows and the panels over all steps to `sums`.
+/// Adds the products of the rows and panels, over all steps, to `sums`.
 ///
-/// Each product is a row's value times a panel's line. All panels must have a line for each step.
+/// Each product is a row value times a panel line. All panels must have a line for each step.
 #[inline(always)]
 pub(crate) fn add_products<V, L, R, const ROWS: usize, const PANELS: usize>(
     v: V,
@@ -94,7 +94,7 @@ where
 {
     let steps = rows.steps();
     for panel in &mut panels {
-        // With a common length, the compiler need not check the bounds at each step.
+        // With a common length, the compiler can omit the bounds checks at each step.
         *panel = &panel[..steps];
     }
     for step in 0..steps {
@@ -129,7 +129,7 @@ where
 
 /// Stores the sums of a tile in memory.
 ///
-/// Registers cannot be indexed by a number that is known only at run time.
+/// Registers cannot be indexed by a number known only at run time.
 #[inline(always)]
 pub(crate) fn stored<V: Vectors, const ROWS: usize, const PANELS: usize>(
     v: V,

@@ -1,4 +1,4 @@
-//! Compares every operation of every instruction set with the portable one, lane by lane.
+//! Checks every operation of every instruction set against the portable one, lane by lane.
 
 use half::f16;
 
@@ -9,7 +9,7 @@ use crate::{QUICK_GELU_FACTOR, RandomStream};
 
 const PORTABLE: InstructionSet = InstructionSet::Portable(Portable);
 
-/// Floats of every kind: ordinary, rounding ties, not finite, denormal, at the limits of f32 and f16.
+/// Floats of every kind: ordinary, ties, non-finite, denormal, and the limits of f32 and f16.
 const SPECIAL: [f32; 2 * LANES] = [
     0.0,
     -0.0,
@@ -49,7 +49,7 @@ fn is_same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
-/// Runs `job` with every instruction set and expects the portable result, with any NaN for NaN.
+/// Checks that every instruction set gives the portable result of `job`; all NaNs count as equal.
 fn compare(job: impl Job<Output = Vec<f32>> + Copy) {
     let expected = PORTABLE.run(job);
     for instructions in InstructionSet::available() {
@@ -61,7 +61,7 @@ fn compare(job: impl Job<Output = Vec<f32>> + Copy) {
     }
 }
 
-/// Pairs each special value with each other one: sixteen first and sixteen second operands at a time.
+/// Returns all pairs of special values, sixteen first and sixteen second operands at a time.
 fn pairs() -> impl Iterator<Item = ([f32; LANES], [f32; LANES])> {
     (0..SPECIAL.len()).flat_map(|shift| {
         SPECIAL.as_chunks().0.iter().enumerate().map(move |(index, a)| {
@@ -120,7 +120,7 @@ impl Job for MulAdd {
     }
 }
 
-/// Compares with `fmaf` of `libm`, which computes in integers.
+/// Checks the results against `libm`'s `fmaf`, which computes in integers.
 fn assert_rounded_once(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) {
     for instructions in InstructionSet::available() {
         for (lane, found) in instructions.run(MulAdd(a, b, c)).into_iter().enumerate() {
@@ -144,7 +144,7 @@ fn multiply_add_rounds_once() {
         assert_rounded_once(a, b, pairs().nth(7).unwrap().0);
         assert_rounded_once(a, b, b);
     }
-    // Arbitrary bits, and exponents that are close enough for products and addends to overlap.
+    // Arbitrary bits, and exponents close enough for products and addends to overlap.
     let mut random = RandomStream::new(1);
     let any = |random: &mut RandomStream| f32::from_bits(random.seed() as u32);
     let near = |random: &mut RandomStream, exponent: u32| {
@@ -170,15 +170,16 @@ fn multiply_add_rounds_once() {
     }
 }
 
-/// Checks sums that double rounding gets wrong: first to a tie between two f32, then the wrong way.
+/// Checks sums that double rounding gets wrong.
 ///
-/// `c` is an f32. Half of its last place comes from a product that is slightly larger or smaller.
+/// The first rounding ends at a tie between two f32, and the second one then goes the wrong way. `c` is an
+/// f32, and the product is slightly more or less than half a unit in its last place.
 #[test]
 fn multiply_add_avoids_double_rounding() {
     let ulp = |exponent: i32| libm::ldexpf(1.0, exponent);
     for exponent in (-126..=120).step_by(3) {
-        // (1 + 2^-23)(1 - 2^-23) = 1 - 2^-46, and (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: half of a last place,
-        // and a little more or less.
+        // (1 + 2^-23)(1 - 2^-23) = 1 - 2^-46, and (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: half a unit in the last
+        // place, and slightly more or less.
         for (x, y) in [
             (1.0 + ulp(-23), 1.0 - ulp(-23)),
             (1.0 + ulp(-12), 1.0 + ulp(-12)),
@@ -199,7 +200,7 @@ fn multiply_add_avoids_double_rounding() {
             }
         }
     }
-    // Below the smallest normal number, midpoints are elsewhere.
+    // Below the smallest normal number, the midpoints are elsewhere.
     for digits in [1, 2, 3, 4, 0x40_0000, 0x7f_fffe, 0x7f_ffff] {
         for extra in [0, 1, 2, 3, 5, 0x3f_ffff] {
             let c = f32::from_bits(digits);
@@ -243,9 +244,9 @@ fn exp_and_activations_equal_the_portable_set() {
     }
 }
 
-/// Checks that the mode of a thread neither changes results nor is changed.
+/// Checks that the thread's mode does not affect results and is left unchanged.
 ///
-/// The thread treats denormal numbers as zeros and rounds downward.
+/// The thread's mode treats denormal numbers as zeros and rounds downward.
 #[test]
 fn results_do_not_depend_on_the_thread_mode() {
     let small = 3e-39; // a denormal number
@@ -348,7 +349,7 @@ fn f16_conversion_is_exact_and_rounds_ties_to_even() {
     let halves: Vec<u16> = (0..=u16::MAX).collect();
     for bits in halves.as_chunks().0 {
         compare(FromHalves(*bits));
-        // The f16 itself, the midpoint to the next one, and a little less and more than that.
+        // The f16 itself, the midpoint to the next one, and slightly less and more than the midpoint.
         let middle = bits.map(|bits| (f16::from_bits(bits).to_f32().to_bits()) + (1 << 12));
         for floats in [
             middle.map(|bits| bits - (1 << 12)),
@@ -362,7 +363,7 @@ fn f16_conversion_is_exact_and_rounds_ties_to_even() {
     SPECIAL.as_chunks().0.iter().for_each(|values| compare(ToHalves(*values)));
 }
 
-/// Whole numbers from 0 to 255, and a table.
+/// Job over integers from 0 to 255 and a table.
 #[derive(Clone, Copy)]
 struct Bytes([u8; 4 * LANES], [u8; 16]);
 
@@ -390,7 +391,7 @@ impl Job for Bytes {
     }
 }
 
-/// Returns `first`, `first + step` and so on.
+/// Returns the sequence `first`, `first + step`, and so on.
 fn progression<const COUNT: usize>(first: u8, step: u8) -> [u8; COUNT] {
     let mut next = first;
     std::array::from_fn(|_| {
@@ -427,7 +428,7 @@ impl Job for AcrossLanes {
 
 #[test]
 fn reductions_cover_every_lane() {
-    // Whole numbers give an exact sum in any order.
+    // Integers give an exact sum in any order.
     let lanes: [f32; LANES] = std::array::from_fn(|lane| (lane * lane) as f32 - 300.0);
     for shift in 0..LANES {
         let mut values = lanes;
@@ -480,7 +481,7 @@ fn row_blocks_are_transposed() {
     compare(Transpose);
 }
 
-/// Checks that sums in 16 bits hold the products of bytes and integers at their limits.
+/// Checks that 16-bit sums do not overflow for bytes and integers at their limits.
 #[test]
 fn byte_sums_are_exact_at_their_limits() {
     #[derive(Clone, Copy)]

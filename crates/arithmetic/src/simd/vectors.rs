@@ -1,29 +1,29 @@
-//! Vectors of sixteen values, the vocabulary of the kernels on every processor.
+//! Vectors of sixteen values, the building blocks of the kernels on every processor.
 //!
 //! A kernel is [`Work`] on any number type, or a [`Job`](super::Job) on f32, written once over these
-//! traits. Sixteen lanes are one register of AVX-512, two of AVX2, four of NEON, and an array in
+//! traits. Sixteen lanes take one register with AVX-512, two with AVX2, four with NEON, and an array in
 //! portable code. A value of a [`Simd`](super::Simd) type proves that the processor has those
-//! instructions, which makes it sound to call them.
+//! instructions, which makes calling them sound.
 
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Sub, SubAssign};
 
-/// Lanes of a vector, and width of a panel.
+/// Number of lanes in a vector, which is also the width of a panel.
 pub(crate) const LANES: usize = 16;
-/// Panels of the widest tile of any instruction set.
+/// Number of panels in the widest tile of any instruction set.
 pub(crate) const MAX_TILE_PANELS: usize = 4;
 
-/// Inputs that share a scale when weights and activations are integers.
+/// Number of inputs that share a scale when weights and activations are integers.
 pub(crate) const GROUP: usize = 32;
-/// Inputs in a line of bytes.
+/// Inputs per line of bytes.
 pub(crate) const BYTE_INPUTS: usize = 4;
-/// Lines of bytes in a group of inputs of a panel, with four inputs each.
+/// Lines of bytes per group of inputs, with four inputs each.
 pub(crate) const BYTE_LINES: usize = GROUP / BYTE_INPUTS;
 /// Offset that turns small integers, from -32 to 31, into unsigned bytes.
 pub(crate) const SMALL_OFFSET: u8 = 32;
-/// Bytes of a group of inputs of a panel: lines of four inputs, lane by lane.
+/// Bytes of a panel's group of inputs: lines of four inputs, lane by lane.
 pub(crate) type ByteLines = [[u8; BYTE_INPUTS * LANES]; BYTE_LINES];
 
-/// Integers of a group of inputs of a panel in 16 bits, and their scales.
+/// A panel's group of inputs as 16-bit integers, with their scales.
 ///
 /// Each line has two inputs, lane by lane: the first and third of four inputs, or the second and fourth.
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -36,12 +36,12 @@ pub(crate) struct WordGroup {
     pub(crate) scales: [f32; LANES],
 }
 
-/// Sixteen values at the start of a cache line, so that loading them touches one line only.
+/// Sixteen values aligned to a cache line, so that loading them touches only one line.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
 
-/// Four integers from -127 to 127, in 8 bits each, or in 16 bits if bytes cannot be multiplied.
+/// Four integers from -127 to 127, in 8 bits each, or 16 bits if bytes cannot be multiplied.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) type QuantQuad = i32;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -56,10 +56,10 @@ const PLACES: [u32; BYTE_INPUTS] = [0, 1, 2, 3];
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 const PLACES: [u32; BYTE_INPUTS] = [0, 2, 1, 3];
 
-/// Bits of each of the four integers.
+/// Number of bits per integer.
 const QUAD_BITS: u32 = QuantQuad::BITS / 4;
 
-/// Packs these integers into a [`QuantQuad`].
+/// Packs four integers into a [`QuantQuad`].
 #[inline(always)]
 pub(crate) fn pack_quad(integers: [i8; BYTE_INPUTS]) -> QuantQuad {
     let mut bits = 0;
@@ -69,7 +69,7 @@ pub(crate) fn pack_quad(integers: [i8; BYTE_INPUTS]) -> QuantQuad {
     bits
 }
 
-/// Unpacks the integers of a [`QuantQuad`].
+/// Unpacks the four integers of a [`QuantQuad`].
 #[inline(always)]
 pub(crate) fn unpack_quad(quad: QuantQuad) -> [i32; BYTE_INPUTS] {
     PLACES.map(|place| {
@@ -79,20 +79,20 @@ pub(crate) fn unpack_quad(quad: QuantQuad) -> [i32; BYTE_INPUTS] {
     })
 }
 
-/// Group of 32 numbers as 8-bit integers with one scale.
+/// Group of 32 values as 8-bit integers with one scale.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ByteGroup {
     /// Integers, four in each element.
     pub(crate) quants: [QuantQuad; BYTE_LINES],
-    /// Start value of a sum over weights with 128 added: -128 times the sum of the integers.
+    /// Initial value of sums over weights offset by 128: -128 times the sum of the integers.
     pub(crate) start: i32,
-    /// Factor of the integers; NaN if a number is not finite.
+    /// Scale of the integers; NaN if any value is not finite.
     pub(crate) scale: f32,
 }
 
 impl ByteGroup {
-    /// Returns the start value of a sum over weights with `offset`, a power of two, added.
+    /// Returns the initial value of sums over weights offset by `offset`, a power of two.
     #[inline(always)]
     pub(crate) fn start(&self, offset: u8) -> i32 {
         self.start / i32::from(128 / offset)
@@ -106,9 +106,9 @@ impl Default for ByteGroup {
     }
 }
 
-/// Number type of computations: f32, or f64 to check gradients.
+/// Number type of computations: f32, or f64 for gradient checks.
 ///
-/// See [`Float`](crate::Float) for computations on it.
+/// [`Float`](crate::Float) has the computations.
 pub trait Number:
     Copy
     + Default
@@ -133,7 +133,7 @@ pub trait Number:
 
     /// Returns the nearest number of this type.
     fn of(value: f64) -> Self;
-    /// Returns the same number as f64.
+    /// Converts the number to f64.
     fn to_f64(self) -> f64;
     /// Returns the square root.
     fn root(self) -> Self;
@@ -202,16 +202,16 @@ impl Number for f64 {
     }
 }
 
-/// Vectors of sixteen numbers and the operations of the kernels.
+/// Vectors of sixteen numbers, and the operations that kernels use.
 ///
-/// `min` and `max` return their second operand if either is NaN, like x86. Kernels pass the value that must
-/// survive as the second operand.
+/// `min` and `max` return their second operand if either is NaN, as on x86. Kernels pass the value that must
+/// be preserved as the second operand.
 pub(crate) trait Vectors: Copy {
     /// Number type of a lane.
     type Real: Number;
     /// Vector of sixteen lanes.
     type Vector: Copy;
-    /// Rows and panels of the tallest tile.
+    /// Number of rows in the tallest tile.
     const TILE_ROWS: usize;
     const TILE_PANELS: usize;
 
@@ -226,7 +226,7 @@ pub(crate) trait Vectors: Copy {
     ///
     /// Results in f32 are rounded once, except on WebAssembly in jobs that multiply f32 weights.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
-    /// Returns `count`, hidden from the compiler where unrolling a loop would need too many registers.
+    /// Returns `count` but may hide its value, because unrolling a loop could need too many registers.
     #[inline(always)]
     fn unknown(self, count: usize) -> usize {
         count
@@ -236,22 +236,22 @@ pub(crate) trait Vectors: Copy {
     fn root(self, a: Self::Vector) -> Self::Vector;
     /// Computes the exponential function.
     fn exp(self, a: Self::Vector) -> Self::Vector;
-    /// Sums the lanes, in halves if they are f32.
+    /// Sums the lanes; f32 lanes are added pairwise by halves.
     fn sum(self, a: Self::Vector) -> Self::Real;
     /// Returns the largest lane.
     fn largest(self, a: Self::Vector) -> Self::Real;
 
-    /// Runs `job` for a tile of `height` rows, with the number of panels that fill the registers.
+    /// Runs `job` for a tile of `height` rows, with enough panels to fill the registers.
     ///
     /// The height must be 1, 2, 4 or [`Vectors::TILE_ROWS`].
     fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output;
 
-    /// Runs `work` in a separate function, which is compiled once for all call sites.
+    /// Runs `work` in a separate function, compiled once for all call sites.
     ///
     /// Large kernels with several callers use it.
     fn call<W: Work<Self::Real>>(self, work: W) -> W::Output;
 
-    /// Transposes sixteen values of each of sixteen rows, starting at column `first`.
+    /// Transposes a 16 by 16 block of values from sixteen rows, starting at column `first`.
     #[inline(always)]
     fn transpose(
         self,
@@ -267,7 +267,7 @@ pub(crate) trait Vectors: Copy {
         }
     }
 
-    /// Loads up to sixteen values, padded with `filling`.
+    /// Loads up to sixteen values and pads them with `filling`.
     #[inline(always)]
     fn load_first(self, values: &[Self::Real], filling: Self::Real) -> Self::Vector {
         if let Some(whole) = values.first_chunk() {
@@ -297,15 +297,15 @@ pub(crate) trait Vectors: Copy {
 ///
 /// `run` must follow the inlining rule of [`Job`](super::Job).
 pub(crate) trait Work<T> {
-    /// Result of the work.
+    /// Result type.
     type Output;
 
     fn run<V: Vectors<Real = T>>(self, v: V) -> Self::Output;
 }
 
-/// Computation for a tile of rows and panels in registers.
+/// Computation on a tile of rows and panels held in registers.
 pub(crate) trait TileJob<V: Vectors> {
-    /// Result of the job.
+    /// Result type.
     type Output;
 
     fn run<const ROWS: usize, const PANELS: usize>(self, v: V) -> Self::Output;
@@ -313,7 +313,7 @@ pub(crate) trait TileJob<V: Vectors> {
 
 /// Returns the tile height for `rows` rows if the tallest tile has `full` rows.
 ///
-/// It is the lowest height that holds the rows, or `full` for many rows.
+/// This is the smallest height that holds the rows, or `full` for many rows.
 #[inline(always)]
 pub(crate) const fn tile_height(rows: usize, full: usize) -> usize {
     match rows {

@@ -1,12 +1,12 @@
-//! WebAssembly's simd128: sixteen lanes are four registers.
+//! WebAssembly's simd128: sixteen lanes in four registers.
 //!
-//! Every browser in use supports it.
+//! Every current browser supports it.
 //!
-//! A module with an instruction that a browser lacks does not load at all. The instructions are therefore
-//! chosen at build time, with the target feature `simd128`. A product and a sum are two instructions with a
-//! rounding each, where other processors round once. They are computed in f64 to round once, except in
-//! products with f32 weights, which would become many times slower. Relaxed instructions are not used,
-//! because their results differ between machines.
+//! A module with an instruction that a browser lacks does not load at all, so the target feature `simd128`
+//! selects the instructions at build time. Multiplication and addition are two instructions that each round,
+//! where other processors round once. Sums of products are computed in f64 to round once, except with f32
+//! weights, where this would be many times slower. Relaxed instructions are not used, because their results
+//! differ between machines.
 
 #![expect(unsafe_code, reason = "loads and stores take pointers")]
 
@@ -19,23 +19,23 @@ use super::math;
 use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, TileJob, Vectors, WordGroup, Work};
 use crate::simd::Sums;
 
-/// Rows and panels of a tile.
+/// Number of rows per tile.
 ///
-/// Engines on x86-64 have 15 free registers. Eight accumulate in an integer tile of several rows.
+/// On x86-64, engines have 15 free registers. Eight accumulate in an integer tile of several rows.
 const TILE_ROWS: usize = 4;
 const TILE_PANELS: usize = 1;
 const INTEGER_TILE_ROWS: usize = 4;
 /// Size of a register in bytes.
 const REGISTER_BYTES: usize = 16;
 
-/// Constant 1.5 · 2^23: added to small integers in f32, it leaves them in the low bits.
+/// Constant 1.5 · 2^23; adding it to a small integer in f32 leaves that integer in the low bits.
 ///
-/// Its last place is one, and the integers are in two's complement.
+/// A unit in its last place is one, and the integers are in two's complement.
 const INTEGERS_IN_LOW_BITS: f32 = 12_582_912.0;
 
-/// Instruction set that every module compiled with this file supports.
+/// Instruction set, supported wherever a module compiled with this file loads.
 ///
-/// With `ONCE`, a product and a sum are rounded once.
+/// If `ONCE` is true, multiply-adds are rounded once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wasm128<const ONCE: bool>(pub(super) ());
 
@@ -61,7 +61,7 @@ macro_rules! lanewise {
     };
 }
 
-/// Computes two lanes of `a · b + c` from numbers that were widened to f64.
+/// Computes two lanes of `a · b + c` from operands widened to f64.
 #[inline(always)]
 fn wide_sums(a: v128, b: v128, c: v128) -> v128 {
     f64x2_add(f64x2_mul(a, b), c)
@@ -73,7 +73,7 @@ fn widened(x: v128) -> [v128; 2] {
     [f64x2_promote_low_f32x4(x), f64x2_promote_low_f32x4(i32x4_shuffle::<2, 3, 2, 3>(x, x))]
 }
 
-/// Computes `a · b + c` through f64, as in [`fused`].
+/// Computes `a · b + c` by way of f64, as in [`fused`].
 #[inline(always)]
 fn multiply_add(a: Floats, b: Floats, c: Floats) -> Floats {
     let mut rounded = c;
@@ -89,14 +89,14 @@ fn multiply_add(a: Floats, b: Floats, c: Floats) -> Floats {
     if is_doubtful(least) { exactly(a, b, c) } else { rounded }
 }
 
-/// Whether the smallest of the shifted halves belongs to a sum that may be rounded incorrectly.
+/// Whether the smallest shifted halves indicate a sum that may be rounded incorrectly.
 #[inline(always)]
 fn is_doubtful(least: v128) -> bool {
     let [low, high] = fused::LEAST;
     v128_any_true(i32x4_lt(least, i32x4(low, high, low, high)))
 }
 
-/// Computes the sums of [`multiply_add`] for any numbers.
+/// Computes [`multiply_add`] exactly for all inputs, including doubtful sums.
 #[cold]
 #[inline(never)]
 fn exactly(a: Floats, b: Floats, c: Floats) -> Floats {
@@ -108,14 +108,14 @@ fn exactly(a: Floats, b: Floats, c: Floats) -> Floats {
     simd.load(&fused::exactly(&lanes[0], &lanes[1], &lanes[2]))
 }
 
-/// Returns the integers in the low bits of each lane.
+/// Returns vectors with each lane's integer in the low bits.
 #[inline(always)]
 fn integers(a: Floats) -> Integers {
     let last_place = [f32x4_splat(INTEGERS_IN_LOW_BITS); 4];
     lanewise!(f32x4_add, a, last_place)
 }
 
-/// Returns the sixteen lowest bytes of the lanes.
+/// Returns the lowest byte of each of the sixteen lanes.
 #[inline(always)]
 fn lowest_bytes(a: Integers) -> v128 {
     let byte = [i32x4_splat(0xff); 4];
@@ -136,7 +136,7 @@ fn store(values: v128, to: &mut [u8; REGISTER_BYTES]) {
     unsafe { v128_store(to.as_mut_ptr().cast(), values) }
 }
 
-/// Joins the lowest bytes of four vectors: byte `j` of each integer comes from vector `j`.
+/// Combines the lowest bytes of four vectors: byte `j` of each integer comes from vector `j`.
 #[inline(always)]
 fn join_bytes(integers: [v128; 4]) -> v128 {
     let byte = i32x4_splat(0xff);
@@ -147,8 +147,8 @@ fn join_bytes(integers: [v128; 4]) -> v128 {
 
 /// Converts eight f16 to f32.
 ///
-/// A float with the exponent and the mantissa of an f16 is 2^-112 times its
-/// value. The product with 2^112 is exact.
+/// A float with the exponent and mantissa bits of an f16 is 2^-112 times the f16's
+/// value. Multiplying by 2^112 is exact.
 #[inline(always)]
 fn from_f16(bits: v128) -> [v128; 2] {
     let magnitude = v128_and(bits, i16x8_splat(0x7fff));
@@ -162,10 +162,10 @@ fn from_f16(bits: v128) -> [v128; 2] {
     [first, second].map(|quarter| f32x4_mul(quarter, f32x4_splat(2f32.powi(112))))
 }
 
-/// Rounds four f32 to the nearest f16, ties to even, in the low bits of each lane.
+/// Rounds four f32 to the nearest f16 (ties to even), stored in the low bits of each lane.
 ///
-/// Adding a power of two that is 2^13 times the value's own rounds it to the eleven bits
-/// that remain, and leaves them lowest.
+/// Adding a power of two that is 2^13 times the value's own power of two rounds the value to
+/// eleven bits and leaves them lowest.
 #[inline(always)]
 fn to_f16(values: v128) -> v128 {
     let twice = i32x4_shl(values, 1);
@@ -173,7 +173,7 @@ fn to_f16(values: v128) -> v128 {
     // Values beyond the largest f16 become infinite.
     let magnitude =
         f32x4_mul(f32x4_mul(magnitude, f32x4_splat(2f32.powi(112))), f32x4_splat(2f32.powi(-110)));
-    // Denormal f16 have the exponent of the smallest normal one.
+    // Denormal f16 have the same exponent as the smallest normal f16.
     let exponent = u32x4_max(v128_and(twice, u32x4_splat(0xff00_0000)), u32x4_splat(0x7100_0000));
     let rounding = i32x4_add(u32x4_shr(exponent, 1), i32x4_splat(0x0780_0000));
     let rounded = f32x4_add(rounding, magnitude);
@@ -183,17 +183,17 @@ fn to_f16(values: v128) -> v128 {
     v128_or(bits, v128_and(u32x4_shr(values, 16), i32x4_splat(0x8000)))
 }
 
-/// Returns `pointer.add(count)`, with a mask of ones that the compiler does not know.
+/// Returns `pointer.add(count)`, applying an all-ones mask whose value the compiler does not know.
 ///
-/// If the compiler knows how pointers advance, it computes the addresses of a step with separate instructions
-/// instead of the offsets of loads. It also keeps the products of several steps in registers.
+/// If the compiler knows how pointers advance, it computes a step's addresses with separate instructions
+/// instead of load offsets. It also keeps the products of several steps in registers.
 #[inline(always)]
 fn next<T>(pointer: *const T, count: usize, mask: usize) -> *const T {
     let next = pointer.expose_provenance().wrapping_add(count * size_of::<T>());
     std::ptr::with_exposed_provenance(next & mask)
 }
 
-/// Computes the scaled sums of all groups for each row.
+/// Computes each row's scaled sums over all groups.
 ///
 /// Covers the quarters of the outputs starting at quarter `first`.
 #[inline(always)]
@@ -239,7 +239,7 @@ fn word_quarters<const ROWS: usize, const QUARTERS: usize>(
     sums
 }
 
-/// Computes the sums of a group's products for each row.
+/// Computes each row's sums of products within a group.
 ///
 /// Covers the quarters of the outputs starting at quarter `first`.
 #[inline(always)]
@@ -250,7 +250,7 @@ fn byte_quarters<const ROWS: usize, const QUARTERS: usize>(
     first: usize,
 ) -> [[v128; QUARTERS]; ROWS] {
     let mask = black_box(usize::MAX);
-    // If they were known constants, they would be rebuilt at each step.
+    // If the compiler knew these constants, it would rebuild them at each step.
     let low_bytes = u16x8_shr(i8x16_splat(black_box(-1)), 8);
     let mut sums = [[i32x4_splat(0); QUARTERS]; ROWS];
     for row in 0..ROWS {
@@ -508,7 +508,7 @@ impl<const ONCE: bool> Simd for Wasm128<ONCE> {
                 }
                 continue;
             }
-            // With several rows, the sums of one half fill the registers.
+            // With several rows, the sums for one half fill the registers.
             for half in 0..2 {
                 let of_half = byte_quarters::<ROWS, 2>(panels[panel], rows, offset, 2 * half);
                 for row in 0..ROWS {
@@ -556,7 +556,7 @@ impl<const ONCE: bool> Simd for Wasm128<ONCE> {
 
     #[inline(always)]
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
-        // Without the sign, floats compare like integers with the same bits. NaN is the largest.
+        // Without the sign, floats order like integers with the same bits. NaN is the largest.
         let (a, b) = (lanewise!(f32x4_abs, a), lanewise!(f32x4_abs, b));
         let [a, b, c, d] = lanewise!(i32x4_max, a, b);
         let four = i32x4_max(i32x4_max(a, b), i32x4_max(c, d));

@@ -1,4 +1,4 @@
-//! Thread pool, and the division of an output into parts for its threads.
+//! Thread pool, and partitioning of an output for its threads.
 
 mod parts;
 mod pool;

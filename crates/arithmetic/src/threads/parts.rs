@@ -1,4 +1,4 @@
-//! Parallel work on the parts of an output, on all threads of the [`pool`](super::pool).
+//! Parallel work on the parts of an output, using all threads of the [`pool`](super::pool).
 //!
 //! One thread computes each part, always in the same way, so results do not depend on the number of threads.
 
@@ -15,15 +15,15 @@ use crate::simd::rounded_to_nearest;
 /// Division of an output into parts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
-    /// Elements in a row of the output.
+    /// Elements per row of the output.
     pub(crate) row_len: usize,
-    /// Rows of a part; the last part may have fewer.
+    /// Rows per part; the last part may have fewer.
     pub(crate) rows: usize,
-    /// Columns of a part; the last part may have fewer.
+    /// Columns per part; the last part may have fewer.
     pub(crate) columns: usize,
 }
 
-/// Part of an output: a range of columns in a range of rows.
+/// Part of an output: a range of rows and a range of columns.
 pub(crate) struct Part<'a, T> {
     /// Index of the first row in the output.
     pub(crate) first_row: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Part<'a, T> {
 }
 
 impl<'a, T> Part<'a, T> {
-    /// Creates one part from the first columns of some rows of `output`.
+    /// Creates a single part from the first `rows` rows and `columns` columns of `output`.
     ///
     /// Consecutive rows start `row_len` elements apart.
     #[inline(always)]
@@ -82,7 +82,7 @@ impl<'a, T> Part<'a, T> {
 }
 
 impl<T> Part<'_, T> {
-    /// Returns every `step`-th row starting at `first`, `rows` rows in total, as a separate part.
+    /// Returns `rows` rows as a separate part: every `step`-th row, starting at `first`.
     #[inline(always)]
     pub(crate) fn stepped(&mut self, first: usize, step: usize, rows: usize) -> Part<'_, T> {
         let fits = rows == 0 || first + (rows - 1) * step < self.rows;
@@ -140,8 +140,8 @@ impl<'a, T: Copy + Default> Part<'a, MaybeUninit<T>> {
 
 /// Computes an output of `len` elements by calling `work` on each part, on all threads of the pool.
 ///
-/// `work` receives default values. The thread that computes a part also clears it, because clearing a large
-/// output on one thread takes longer than an integer product that fills it.
+/// `work` receives parts filled with default values. The thread that computes a part also clears it, because
+/// clearing a large output on one thread takes longer than computing an integer product.
 ///
 /// `len` must be a multiple of `parts.row_len`. The row length and the part sizes must not be zero.
 pub(crate) fn computed_in_parts<T: Copy + Default + Send>(
@@ -153,9 +153,9 @@ pub(crate) fn computed_in_parts<T: Copy + Default + Send>(
     computed.pop().unwrap_or_default()
 }
 
-/// Computes several outputs with the same number of parts, like [`computed_in_parts`].
+/// Computes several outputs that have the same number of parts, like [`computed_in_parts`].
 ///
-/// `work` receives the parts with the same index together.
+/// `work` receives all parts with the same index together.
 pub(crate) fn computed_together<T: Copy + Default + Send>(
     outputs: &[(usize, Parts)],
     work: impl Fn(Vec<Part<'_, T>>) + Sync,
@@ -178,7 +178,7 @@ pub(crate) fn computed_together<T: Copy + Default + Send>(
 
 /// Output that is computed in several passes over ranges of columns.
 ///
-/// Passes may cover the same columns again.
+/// Passes may cover the same columns repeatedly.
 pub(crate) struct Output<'a, T> {
     values: &'a mut [MaybeUninit<T>],
     row_len: usize,
@@ -187,7 +187,7 @@ pub(crate) struct Output<'a, T> {
 }
 
 impl<'a, T: Copy + Default + Send> Output<'a, T> {
-    /// Wraps rows of `row_len` values, to overwrite them if `is_fresh`, or else to add to them.
+    /// Wraps rows of `row_len` values that results overwrite if `is_fresh`, or else are added to.
     pub(crate) fn of(values: &'a mut [T], row_len: usize, is_fresh: bool) -> Self {
         let (start, len) = (values.as_mut_ptr().cast(), values.len());
         // SAFETY: the memory is the same, it stays borrowed, and only initialized values are written to it.
@@ -195,7 +195,7 @@ impl<'a, T: Copy + Default + Send> Output<'a, T> {
         Self { values, row_len, written: if is_fresh { 0 } else { row_len } }
     }
 
-    /// Allocates `len` values in rows of `row_len`, which `compute` must write.
+    /// Allocates `len` values in rows of `row_len` and runs `compute`, which must write all of them.
     pub(crate) fn computed(len: usize, row_len: usize, compute: impl FnOnce(&mut Output<'_, T>)) -> Vec<T> {
         let mut values = Box::new_uninit_slice(len);
         let mut output = Output { values: &mut values, row_len, written: 0 };
@@ -221,8 +221,8 @@ impl<'a, T: Copy + Default + Send> Output<'a, T> {
 
     /// Calls `work` on every part of `columns`, on all threads of the pool.
     ///
-    /// Parts keep the values that they hold. Otherwise, the thread that computes a part clears it first.
-    /// Columns without values must come in order.
+    /// Parts that already hold values keep them. Other parts are cleared by the thread that computes them.
+    /// Columns must be computed in order the first time.
     pub(crate) fn for_each_part_in(
         &mut self,
         parts: Parts,
@@ -257,7 +257,7 @@ pub(crate) fn for_each_part<T: Send>(output: &mut [T], parts: Parts, work: impl 
     for_each_part_in(output, parts, 0..parts.row_len, work);
 }
 
-/// Calls `work` on every part of a range of columns; the other columns belong to no part.
+/// Calls `work` on every part of a range of columns; parts do not include the other columns.
 fn for_each_part_in<T: Send>(
     output: &mut [T],
     parts: Parts,
@@ -295,7 +295,7 @@ pub fn map_items<I: Send, R: Send>(
     results.into_iter().filter_map(|(_, result)| result).collect()
 }
 
-/// Output that is cut into parts for all threads.
+/// Output divided into parts for all threads.
 struct Cut<T> {
     start: *mut T,
     parts: Parts,
@@ -308,9 +308,9 @@ struct Cut<T> {
 unsafe impl<T: Send> Sync for Cut<T> {}
 
 impl<T> Cut<T> {
-    /// Cuts a range of columns of `output`, which consists of whole rows.
+    /// Divides a range of columns into parts; `output` must consist of whole rows.
     ///
-    /// The output must not be used otherwise while parts exist.
+    /// The output must not be used in any other way while parts exist.
     fn new(output: &mut [T], parts: Parts, columns: Range<usize>) -> Self {
         assert!(
             columns.end <= parts.row_len,
@@ -322,7 +322,7 @@ impl<T> Cut<T> {
         Self { start: output.as_mut_ptr(), parts, rows: len / row_len, columns }
     }
 
-    /// Number of parts across a row.
+    /// Number of parts across each row.
     fn across(&self) -> usize {
         self.columns.len().div_ceil(self.parts.columns)
     }

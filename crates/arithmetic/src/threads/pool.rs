@@ -1,27 +1,27 @@
 //! Thread pool: threads start once and help with each parallel region.
 //!
-//! Each thread owns a share of consecutive indices and takes them one by one, because neighbors mostly read
-//! neighboring memory. A thread that finishes its share takes indices from the other shares. The caller works
-//! too. At the end of a region it waits only for threads that joined; a thread that the system has not
-//! scheduled yet finds the region closed. A barrier (candle's pool) would wait for every thread each time.
-//! Threads enter a region with an atomic add instead of a lock, which sixteen threads would queue for.
+//! Each thread owns a share of consecutive indices and takes them one by one, because neighboring indices
+//! mostly read neighboring memory. A thread that finishes its share takes indices from the other shares. The
+//! caller works too. At the end of a region, it waits only for threads that joined. A thread that the system
+//! has not scheduled yet finds the region closed. A barrier, as in candle's pool, would wait for every thread
+//! each time. Threads enter a region with an atomic add, because sixteen threads would queue for a lock.
 //!
 //! Regions of several callers run concurrently. Each has its own shares, and a thread that
-//! runs out of work in one region looks into the others. A nested region runs on its caller
-//! alone, so waits cannot form a cycle.
+//! runs out of work in one region looks for work in the others. A nested region runs on its
+//! caller's thread alone, so waits cannot form a cycle.
 //!
 //! # Waiting
-//! Threads stay awake between the regions of a job. A core may also run another process. A thread that wakes
-//! up there waits until the other process's time slice ends, even if that process has the lowest priority.
-//! That takes milliseconds, longer than most regions. So a waiting thread spins first. If the wait outlasts
-//! the usual gap, the awaited thread was probably preempted and may need this very core, so the waiting
-//! thread yields between checks. A worker waits no longer than it has worked, and then sleeps
-//! ([`WaitBudget`]): idle threads cost nothing. Only large regions wake sleeping threads.
+//! Threads stay awake between the regions of a job, because waking up is slow on a busy core. There, a thread
+//! must wait until another process's time slice ends, even if that process has the lowest priority. That takes
+//! milliseconds, longer than most regions. A waiting thread therefore spins first. If the wait outlasts the
+//! usual gap, the awaited thread was probably preempted and may need this very core, so the waiting thread
+//! yields between checks. A worker waits no longer than it has worked, then sleeps ([`WaitBudget`]), so idle
+//! threads cost nothing. Only large regions wake sleeping threads.
 //!
 //! # Forks
-//! A forked process has none of its parent's threads, and its copy of a lock may be locked forever. It
-//! leaves the inherited pool untouched and starts its own. Atomics decide which pool to use, because a
-//! fork cannot leave them half written.
+//! A forked process has none of its parent's threads, and its copy of a lock may stay locked forever. It
+//! leaves the inherited pool untouched and starts its own. Atomics select the pool, because a fork cannot
+//! leave them half written.
 
 #![expect(unsafe_code, reason = "long-lived threads borrow the work of a short-lived region")]
 
@@ -37,10 +37,10 @@ use std::time::{Duration, Instant};
 
 /// Time that a waiting thread spins before it yields its core: longer than most gaps between regions.
 ///
-/// A longer time costs speed next to a process of equal priority, a shorter one
-/// next to processes of low priority.
+/// A longer time costs speed when processes of equal priority compete for the cores, a shorter
+/// one when low-priority processes do.
 const SPIN_TIME: Duration = Duration::from_micros(200);
-/// Spin time if threads outnumber cores, because the awaited thread may then need this core.
+/// Spin time if threads outnumber cores; the awaited thread may then need this core.
 const CROWDED_SPIN_TIME: Duration = Duration::from_micros(20);
 /// Minimum wait of an idle thread before it sleeps: longer than the usual gap between two regions.
 const SHORTEST_WAIT: Duration = Duration::from_micros(100);
@@ -48,10 +48,10 @@ const SHORTEST_WAIT: Duration = Duration::from_micros(100);
 ///
 /// The caller may be preempted for one time slice.
 const LONGEST_WAIT: Duration = Duration::from_millis(10);
-/// Checks of a spinning thread between two clock reads.
+/// Number of checks that a spinning thread makes between clock reads.
 const CHECKS_PER_TIME: usize = 64;
 
-/// Minimum bytes read, or multiply-adds, of a region that wakes sleeping threads.
+/// Minimum bytes read, or minimum multiply-adds, for a region to wake sleeping threads.
 ///
 /// Smaller regions end before the threads arrive, since a system call and
 /// scheduling take tens of microseconds.
@@ -60,7 +60,7 @@ const WORTH_WAKING: [usize; 2] = [512 << 10, 1 << 20];
 /// Maximum number of regions that run concurrently on the pool; further callers run theirs alone.
 const SLOTS: usize = 8;
 
-/// Environment variables for the number of threads, also of candle's pools; the first valid one counts.
+/// Environment variables for the thread count, shared with candle; the first valid one is used.
 const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 
 thread_local! {
@@ -70,20 +70,20 @@ thread_local! {
     static IS_SHORT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Regions that this process has run.
+/// Number of regions that this process has run.
 static REGIONS: AtomicUsize = AtomicUsize::new(0);
 /// Number of threads; 0 until it is fixed.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
-/// Pool of this process or of the process that it was forked from; null before the first region.
+/// Pool of this process or of the one it was forked from; null before the first region.
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
-/// Forks between the process that started the first pool and this one.
+/// Number of forks between the process that started the first pool and this process.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
 /// Sets the number of threads, including the calling one.
 ///
-/// The default is the number in the environment variable `CANDLE_NUM_THREADS`, or else in
-/// `RAYON_NUM_THREADS`. Without them, it is the number of cores that the process may use, within the limits
-/// of its container. Returns whether the number could be set, because the first computation fixes it.
+/// The default is the value of the environment variable `CANDLE_NUM_THREADS`, or else of
+/// `RAYON_NUM_THREADS`. If neither is set, it is the number of cores that the process may use, within its
+/// container's limits. Returns whether the number could be set; the first computation fixes it.
 ///
 /// ```
 /// assert!(candle_gpt2_arithmetic::set_thread_count(2));
@@ -105,19 +105,19 @@ pub fn thread_count() -> usize {
     }
 }
 
-/// Number of threads that the environment requests; invalid numbers and zero are ignored.
+/// Number of threads that the environment requests, ignoring zero and invalid values.
 fn requested_count(variable: impl Fn(&str) -> Option<String>) -> Option<usize> {
     VARIABLES.iter().filter_map(|name| variable(name)?.trim().parse().ok()).find(|count| *count > 0)
 }
 
-/// Cores that this process may use.
+/// Number of cores that this process may use.
 fn core_count() -> usize {
     available_parallelism().map_or(1, usize::from)
 }
 
 /// Returns the number of parallel regions that this process has run.
 ///
-/// Each region costs the time in which threads synchronize.
+/// Each region costs synchronization time.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{map_items, region_count};
@@ -146,15 +146,15 @@ pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
 
 /// Runs `work`; small jobs (by bytes read and multiply-adds) do not wake sleeping threads.
 ///
-/// A model of a few megabytes runs on one thread. Awake threads still share
-/// the small products of a large model.
+/// A model of a few megabytes therefore runs on one thread. In a large model, threads that are
+/// awake still share small products.
 pub(crate) fn with_job_size<R>(bytes: usize, products: usize, work: impl FnOnce() -> R) -> R {
     let is_short = bytes < WORTH_WAKING[0] && products < WORTH_WAKING[1];
     let _short = Flag::set(&IS_SHORT, is_short);
     work()
 }
 
-/// Makes forked processes count themselves in [`FORKS`].
+/// Registers a handler that counts forks in [`FORKS`].
 fn notice_forks() {
     #[cfg(all(unix, not(miri)))]
     {
@@ -189,9 +189,9 @@ fn wait_until(is_ready: impl Fn() -> bool, spin_time: Duration, limit: Duration)
     }
 }
 
-/// Time that a thread may wait awake: as long as it has worked, up to [`LONGEST_WAIT`].
+/// Time that a thread may stay awake waiting: as long as it has worked, up to [`LONGEST_WAIT`].
 ///
-/// A job's threads spend no more time waiting than working, and stop waiting soon after it ends.
+/// A job's threads spend no more time waiting than working, and stop waiting soon after the job ends.
 #[derive(Default)]
 struct WaitBudget(Duration);
 
@@ -216,12 +216,12 @@ struct Pool {
     generation: Padded,
     /// Time that a waiting thread spins before it yields.
     spin_time: Duration,
-    /// Number of threads that wait for `published`.
+    /// Number of threads waiting for `published`.
     ///
-    /// A thread counts itself and then checks the generation. A publisher changes the generation and then
-    /// checks this number. So one of them notices the other.
+    /// A thread first adds itself and then checks the generation. A publisher first changes the generation and
+    /// then checks this number. At least one of them therefore notices the other.
     sleeping: AtomicUsize,
-    /// Lock held by a thread from incrementing `sleeping` until it waits, and while signaling.
+    /// Lock held from incrementing `sleeping` until the thread waits, and while signaling.
     falling_asleep: Mutex<()>,
     /// Condition variable that signals a published task.
     published: Condvar,
@@ -232,21 +232,21 @@ struct Pool {
 /// State shared by the threads of one task.
 #[repr(align(64))]
 struct Slot {
-    /// Number of indices taken from each thread's share, the caller's first.
+    /// Number of indices taken from each thread's share, starting with the caller's.
     shares: Box<[Padded]>,
-    /// Indices of the published task; 0 without one.
+    /// Number of indices of the published task; 0 if there is none.
     count: AtomicUsize,
     /// Published task while [`OPEN`] is set.
     task: UnsafeCell<Option<Task>>,
-    /// [`CLAIMED`], [`OPEN`], and the number of threads that joined or are about to find the task closed.
+    /// [`CLAIMED`], [`OPEN`], and the number of threads that joined or are trying to join.
     state: AtomicUsize,
 }
 
-/// A caller owns the slot.
+/// Flag of a slot that a caller owns.
 const CLAIMED: usize = 1 << (usize::BITS - 1);
-/// Threads may join the task.
+/// Flag of a slot whose task threads may join.
 const OPEN: usize = CLAIMED >> 1;
-/// Bits of the number of threads.
+/// Mask of the bits that count threads.
 const JOINED: usize = OPEN - 1;
 
 // SAFETY: the caller that claimed a slot writes its task before opening it. While the slot
@@ -261,7 +261,7 @@ struct Padded(AtomicUsize);
 /// Payload of a panic.
 type Panic = Mutex<Option<Box<dyn Any + Send>>>;
 
-/// Work of a region and storage for its first panic, both borrowed from the caller.
+/// A region's work and storage for its first panic, both borrowed from the caller.
 #[derive(Clone, Copy)]
 struct Task {
     work: *const (dyn Fn(usize) + Sync),
@@ -273,10 +273,10 @@ struct Task {
 unsafe impl Send for Task {}
 
 impl Pool {
-    /// Returns the pool at `place`, or starts a new one for this process.
+    /// Returns the pool at `place`, or starts one for this process.
     ///
-    /// A new pool starts if there is none, or if it belongs to another process. It has
-    /// `threads` threads besides the caller.
+    /// Starts a pool if there is none or if it belongs to another process. A new pool has
+    /// `threads` threads in addition to the caller.
     fn of_this_process(place: &AtomicPtr<Self>, threads: usize) -> &'static Self {
         let found = place.load(Ordering::Acquire);
         // SAFETY: the pointer is null or points to a pool, and pools are never freed once published.
@@ -318,12 +318,12 @@ impl Pool {
 
     fn start_threads(&'static self) {
         for index in 1..self.slots[0].shares.len() {
-            // If the system cannot start a thread, the others do its work.
+            // If the system cannot start a thread, the other threads do its work.
             let _ = Builder::new().name(format!("gpt2-{index}")).spawn(move || self.serve(index));
         }
     }
 
-    /// Whether this process started the pool and so has its threads.
+    /// Whether this process started the pool and therefore has its threads.
     fn is_of_this_process(&self) -> bool {
         self.forks == FORKS.load(Ordering::Acquire)
     }
@@ -354,7 +354,7 @@ impl Pool {
         }
     }
 
-    /// Publishes a task to awake threads and wakes up to `most` sleeping ones.
+    /// Publishes a task to awake threads and wakes at most `most` sleeping ones.
     fn wake(&self, most: usize) {
         self.generation.0.fetch_add(1, Ordering::SeqCst);
         if most == 0 || self.sleeping.load(Ordering::SeqCst) == 0 {
@@ -366,7 +366,7 @@ impl Pool {
         }
     }
 
-    /// Main loop of a thread, which starts each task with its own share.
+    /// Main loop of a thread; it starts each task with its own share.
     fn serve(&self, share: usize) {
         let _inside = Flag::set(&IS_INSIDE, true);
         let mut budget = WaitBudget::default();
@@ -379,7 +379,7 @@ impl Pool {
             worked_from = Instant::now();
             budget.spend(worked_from - waited_from);
             seen = self.generation.0.load(Ordering::Acquire);
-            // A task published from this point changes the generation again.
+            // Any task published from this point on changes the generation again.
             while let Some((slot, task)) = self.join_task() {
                 // SAFETY: the caller waits until this thread leaves the task.
                 let result = catch_unwind(AssertUnwindSafe(|| unsafe { slot.work(task, share) }));
@@ -391,7 +391,7 @@ impl Pool {
                 slot.state.fetch_sub(1, Ordering::Release);
                 if !self.is_of_this_process() {
                     // The work forked, and this is the only thread of the new
-                    // process: no task will ever follow.
+                    // process, so no further task will follow.
                     return;
                 }
             }
@@ -404,7 +404,7 @@ impl Pool {
         self.slots.iter().find_map(|slot| Some((slot, joined(slot)?)))
     }
 
-    /// Waits for a generation other than `seen`, and sleeps after `limit`.
+    /// Waits for a generation other than `seen`, and goes to sleep after `limit`.
     fn wait_for_task_after(&self, seen: usize, limit: Duration) {
         let is_published = || self.generation.0.load(Ordering::Acquire) != seen;
         if wait_until(is_published, self.spin_time, limit) {
@@ -435,7 +435,7 @@ impl Slot {
 
     /// Claims the slot if it is free.
     ///
-    /// A thread that came too late for the last task may still be leaving the slot.
+    /// A slot may not be free yet if a thread that joined too late is still leaving it.
     fn claim(&self) -> bool {
         self.state.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -453,7 +453,7 @@ impl Slot {
     ///
     /// The caller of the region then waits until this thread leaves.
     fn join(&self) -> Option<Task> {
-        // A load first leaves the cache line to the threads that change it.
+        // Loading first avoids taking the cache line from the threads that change it.
         let state = self.state.load(Ordering::Relaxed);
         if state & OPEN == 0 || (state & JOINED) + 1 >= self.count.load(Ordering::Relaxed) {
             return None;
@@ -467,7 +467,7 @@ impl Slot {
         unsafe { *self.task.get() }
     }
 
-    /// Indices below `count` that belong to a share.
+    /// Range of the indices below `count` that belong to a share.
     fn indices_of(&self, share: usize, count: usize) -> Range<usize> {
         count * share / self.shares.len()..count * (share + 1) / self.shares.len()
     }
@@ -480,7 +480,7 @@ impl Slot {
         count > 0 && (0..self.shares.len()).any(is_left)
     }
 
-    /// Works until the task has no index left, beginning with the `first` share.
+    /// Works until the task has no indices left, starting with share `first`.
     ///
     /// # Safety
     /// The region that published the task has not returned.
@@ -490,7 +490,7 @@ impl Slot {
         for share in (first..self.shares.len()).chain(0..first) {
             let indices = self.indices_of(share, task.count);
             let taken = &self.shares[share].0;
-            // A load first leaves the cache lines of finished shares alone.
+            // Loading first avoids writing to the cache lines of finished shares.
             while taken.load(Ordering::Relaxed) < indices.len() {
                 if let Some(index) = indices.clone().nth(taken.fetch_add(1, Ordering::Relaxed)) {
                     work(index);
@@ -517,7 +517,7 @@ impl Drop for Flag {
 
 /// Published task of a region.
 ///
-/// Dropping it, also in a panic, closes the task to further threads and waits for those that joined.
+/// Dropping it, even during a panic, closes the task to further threads and waits for those that joined.
 struct Region<'a> {
     pool: &'a Pool,
     slot: &'a Slot,
@@ -527,8 +527,8 @@ impl Drop for Region<'_> {
     fn drop(&mut self) {
         let Self { pool, slot } = *self;
         if !pool.is_of_this_process() {
-            // The work forked: the indices that other threads had begun never finish in this
-            // process.
+            // The work forked. The indices that other threads had begun will never finish in
+            // this process.
             assert!(
                 panicking(),
                 "the process forked inside a parallel region, which cannot complete in the child"
@@ -596,7 +596,7 @@ mod tests {
         assert!(wait_until(|| true, Duration::ZERO, Duration::ZERO), "ready before the limit");
     }
 
-    /// Checks after short and long work that no thread stays awake without a job.
+    /// Checks that idle threads go to sleep after both short and long work.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn idle_threads_sleep() {
@@ -609,7 +609,7 @@ mod tests {
         }
     }
 
-    /// Number of calls with each index in one region.
+    /// Returns the number of calls per index in one region.
     fn calls(pool: &Pool, count: usize) -> Vec<usize> {
         let calls: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
         pool.run(count, &|index| {
@@ -665,7 +665,7 @@ mod tests {
 
     /// Checks that two callers make progress together, although neither could finish alone.
     ///
-    /// Two indices of a region wait for each other and for an index of the other region.
+    /// Two indices of each region wait for each other and for an index of the other region.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn two_callers_share_the_pool() {
@@ -702,9 +702,9 @@ mod tests {
         }
     }
 
-    /// Checks that one thread takes indices from all shares.
+    /// Checks that a free thread takes indices from all shares.
     ///
-    /// Two of three threads block in their first index until all others are done.
+    /// Two of three threads block in their first index until all other indices are done.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn free_thread_takes_the_work_of_blocked_threads() {
@@ -748,7 +748,7 @@ mod tests {
         });
     }
 
-    /// Checks that a thread that leaves a region late takes no indices of the next region.
+    /// Checks that a thread that leaves a region late takes no indices from the next region.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn threads_do_not_leak_into_the_next_region() {
@@ -784,7 +784,7 @@ mod tests {
 
     /// Lock held while a thread panics.
     ///
-    /// The panic message takes locks that a fork in another test would copy.
+    /// Printing a panic message takes locks that a fork in another test would copy.
     static PANICS: Mutex<()> = Mutex::new(());
 
     #[test]
@@ -801,7 +801,7 @@ mod tests {
         }
     }
 
-    /// Runs `work` in a fork for at most ten seconds.
+    /// Runs `work` in a forked process for at most ten seconds.
     ///
     /// Returns the child's exit code, or the signal that ended it.
     #[cfg(all(unix, not(miri)))]

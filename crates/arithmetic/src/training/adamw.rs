@@ -1,4 +1,4 @@
-//! One step of AdamW for one parameter, and the norm for gradient clipping.
+//! AdamW step for one parameter, and the norm for gradient clipping.
 //!
 //! Source: "Decoupled Weight Decay Regularization" (arXiv:1711.05101, algorithm 2) in the form
 //! of PyTorch's `torch.optim.AdamW`: the decay is `lr · weight_decay · parameter`, and epsilon
@@ -27,9 +27,9 @@ const BLOCK: usize = 1 << 14;
 pub struct AdamWStep {
     /// Learning rate.
     pub learning_rate: f64,
-    /// Decay rate of the gradient's running mean.
+    /// Decay rate for the running mean of the gradient.
     pub beta_1: f64,
-    /// Decay rate of the squared gradient's running mean.
+    /// Decay rate for the running mean of the squared gradient.
     pub beta_2: f64,
     /// Term added to the denominator for numerical stability.
     pub epsilon: f64,
@@ -37,7 +37,7 @@ pub struct AdamWStep {
     pub weight_decay: f64,
     /// Number of this step, starting at 1.
     pub step: u64,
-    /// Clipping factor of the gradient.
+    /// Clipping factor for the gradient.
     pub gradient_factor: f64,
 }
 
@@ -123,7 +123,7 @@ struct Squares<'a, T>(&'a [T]);
 impl<T: Number> Work<T> for Squares<'_, T> {
     type Output = f64;
 
-    /// Sums in f64, which the compiler turns into vector code.
+    /// Sums in f64; the compiler vectorizes the loop.
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, _: V) -> f64 {
         const PARTS: usize = 32;
@@ -175,7 +175,7 @@ mod tests {
                 let (m, s) = (0.9 * m + 0.1 * g, 0.99 * s + 0.01 * g * g);
                 let root = (s / (1.0 - 0.99f64.powi(3))).sqrt() + 1e-8;
                 let p = p * 0.95 - 0.1 * (m / (1.0 - 0.9f64.powi(3))) / root;
-                // Few operations on values below 2, each rounded once.
+                // Each result takes a few operations on values below 2, each rounded once.
                 for (found, expected) in [(parameter[index], p), (mean[index], m), (square[index], s)] {
                     assert!((f64::from(found) - expected).abs() < 1e-6, "{set:?}: {found} vs. {expected}");
                 }

@@ -1,8 +1,8 @@
-//! Attention of all heads of some sequences, with dropout on the weights, and its gradients.
+//! Attention over a batch of sequences in all heads, with dropout on the weights, and its gradients.
 //!
-//! Works head by head in blocks of queries, so that the `(B, H, T, S)` scores never exist as a whole. Keys
-//! that no query of a block sees are not read. The backward pass recomputes the weights from queries and
-//! keys, like FlashAttention (arXiv:2205.14135, section 3.1). Let `P` be the weights, `M` the dropout mask
+//! Works head by head in blocks of queries, so that the full `(B, H, T, S)` scores never exist. Keys that no
+//! query in a block sees are not read. The backward pass recomputes the weights from queries and keys, as in
+//! FlashAttention (arXiv:2205.14135, section 3.1). Let `P` be the weights, `M` the dropout mask
 //! over its keep rate, and `dO` the output gradient. Then `dV = (P∘M)ᵀ dO`, `dW = dO Vᵀ`,
 //! `dS = (P∘M)∘dW - P · rowsum((P∘M)∘dW)`, `dQ = dS K` and `dK = dSᵀ Q`.
 
@@ -14,12 +14,12 @@ use crate::attention::Heads;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Part, Parts, computed_in_parts, computed_together};
 
-/// Queries in a block, a multiple of every tile's rows.
+/// Queries per block, a multiple of every tile height.
 const QUERY_BLOCK: usize = 48;
 
 /// Values added to the scores, `(B, H, T, S)`; each query's values are contiguous.
 ///
-/// Part of an [`Attention`].
+/// This is a field of [`Attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct AddedScores<'a, T> {
     /// Values, starting with the first one.
@@ -28,7 +28,7 @@ pub struct AddedScores<'a, T> {
     pub strides: [usize; 3],
 }
 
-/// Attention of all heads of sequences that have the same number of queries and of keys.
+/// Multi-head attention over a batch; every sequence has `queries` queries and `keys` keys.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Attention, Float};
@@ -44,19 +44,19 @@ pub struct AddedScores<'a, T> {
 pub struct Attention<'a, T> {
     /// Number of sequences, `B`.
     pub batch: usize,
-    /// Queries of a sequence, `T`.
+    /// Queries per sequence, `T`.
     pub queries: usize,
-    /// Keys of a sequence, `S`.
+    /// Keys per sequence, `S`.
     pub keys: usize,
     /// Number of heads, `H`.
     pub heads: usize,
-    /// Width of the queries and keys of a head, `D`.
+    /// Width of a head's queries and keys, `D`.
     pub head_dim: usize,
-    /// Width of the values of a head, `Dv`.
+    /// Width of a head's values, `Dv`.
     pub value_dim: usize,
-    /// Factor of the products of queries and keys; greater than 0.
+    /// Factor for the products of queries and keys; greater than 0.
     pub scale: f64,
-    /// Visible keys of each query of a sequence, at least one.
+    /// Range of keys that each query of a sequence sees; at least one key.
     pub visible: &'a [Range<usize>],
     /// Values to add to the scaled products.
     pub added: Option<AddedScores<'a, T>>,
@@ -67,7 +67,7 @@ pub struct Attention<'a, T> {
     pub dropout: Option<Dropout>,
 }
 
-/// Location of queries, keys or values: the array, and their index and count in it for each token.
+/// Location of queries, keys or values: an array, and an index among a token's `count` rows.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     array: usize,
@@ -75,7 +75,7 @@ struct Place {
     count: usize,
 }
 
-/// Returns the locations of queries, keys and values in the given number of arrays.
+/// Returns the locations of queries, keys and values for the given number of arrays.
 #[inline(always)]
 fn places(arrays: usize) -> [Place; 3] {
     let place = |array, index, count| Place { array, index, count };
@@ -88,13 +88,13 @@ fn places(arrays: usize) -> [Place; 3] {
 }
 
 impl<'a, T: Number> Attention<'a, T> {
-    /// Returns the width of a head's queries, keys and values, and their number per sequence.
+    /// Returns a head's width and the number per sequence, for queries, keys and values.
     fn sizes(&self) -> [(usize, usize); 3] {
         let Self { queries, keys, head_dim, value_dim, .. } = *self;
         [(head_dim, queries), (head_dim, keys), (value_dim, keys)]
     }
 
-    /// Returns the number of output values, and panics if the sizes do not match.
+    /// Returns the number of output values; panics if the sizes do not match.
     fn output_len(&self, qkv: &[&[T]]) -> usize {
         let Self { batch, queries, keys, heads, value_dim, scale, visible, added, .. } = *self;
         for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(self.sizes()) {
@@ -191,7 +191,7 @@ pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attenti
     let mut outputs = Vec::with_capacity(qkv.len());
     for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(attention.sizes()) {
         if place.index == 0 {
-            // In each token, the array has one row for each kind that it holds: query, key or
+            // For each token, the array has one row for each kind it holds: query, key or
             // value.
             let parts = Parts { row_len: heads * width, rows: tokens * place.count, columns: width };
             outputs.push((qkv[place.array].len(), parts));
@@ -216,7 +216,7 @@ struct Rows<'a, T> {
 }
 
 impl<'a, T: Number> Rows<'a, T> {
-    /// Returns the rows of some tokens, `(count, width)`.
+    /// Returns the rows of `count` tokens as a `(count, width)` matrix.
     #[inline(always)]
     fn some(&self, first: usize, count: usize) -> MatrixView<'a, T> {
         MatrixView::strided(&self.values[first * self.stride..], (count, self.width), self.stride)
@@ -230,14 +230,14 @@ struct Head<'a, T> {
     values: Rows<'a, T>,
     key_count: usize,
     visible: &'a [Range<usize>],
-    /// Values added to the scores, and the distance from a query to the next.
+    /// Values added to the scores, and the distance from one query to the next.
     added: Option<(&'a [T], usize)>,
     scale: T,
     /// Dropout on the weights, and the stream of the first query.
     dropout: Option<(Dropout, usize)>,
 }
 
-/// Block of queries, and the keys that any of them sees, starting at a panel boundary.
+/// Block of queries and the range of keys they see, starting at a panel boundary.
 #[derive(Clone, Copy)]
 struct Block {
     first: usize,
@@ -260,7 +260,7 @@ impl<T: Number> Head<'_, T> {
         Block { first, count, first_key, keys: end - first_key }
     }
 
-    /// Allocates memory for any block.
+    /// Allocates enough memory for any block.
     #[inline(always)]
     fn scratch(&self) -> Scratch<T> {
         let mut keys = 0;
@@ -274,7 +274,7 @@ impl<T: Number> Head<'_, T> {
         Scratch { stride: keys, weights: block, dropped, tiles: Vec::new() }
     }
 
-    /// Computes the weights of a block of queries over its keys, and applies dropout if it is set.
+    /// Computes a query block's attention weights over its keys, with dropout if set.
     #[inline(always)]
     fn weights<V: Vectors<Real = T>>(&self, v: V, block: Block, keys: &LaidOut<T>, scratch: &mut Scratch<T>) {
         let Block { first, count, first_key, keys: width } = block;
@@ -341,7 +341,7 @@ fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
     let (largest, scale) = (v.splat(v.largest(largest)), v.splat(scale));
     let mut sum = v.splat(zero);
     for scores in scores.chunks_mut(LANES) {
-        // Missing values of the last vector have no weight.
+        // Missing values in the last vector get no weight.
         let weights = v.exp(v.mul(v.sub(v.load_first(scores, lowest), largest), scale));
         v.store_first(weights, scores);
         sum = v.add(sum, weights);
@@ -354,10 +354,10 @@ fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
 
 /// Scratch memory reused by the blocks of a head.
 struct Scratch<T> {
-    /// Distance from a query to the next.
+    /// Distance from one query to the next.
     stride: usize,
     weights: Vec<T>,
-    /// Weights after dropout, empty without dropout.
+    /// Weights after dropout; empty without dropout.
     dropped: Vec<T>,
     tiles: Vec<T>,
 }
@@ -397,7 +397,7 @@ struct Backward<'a, 'b, T> {
     output_stride: usize,
     /// Gradients of the arrays, initially zero.
     ///
-    /// In each token, an array has one row for each kind that it holds: query, key or value.
+    /// For each token, an array has one row for each kind it holds: query, key or value.
     gradients: &'a mut [Part<'b, T>],
 }
 
@@ -454,13 +454,13 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
     }
 }
 
-/// Returns the gradient rows of some tokens' queries, keys or values.
+/// Returns the gradient rows of the queries, keys or values of `count` tokens.
 #[inline(always)]
 fn rows_of<'a, T>(gradients: &'a mut [Part<'_, T>], place: Place, first: usize, count: usize) -> Part<'a, T> {
     gradients[place.array].stepped(first * place.count + place.index, place.count, count)
 }
 
-/// Turns the gradient of the weights after dropout into the gradient of the scores, in place.
+/// Converts the gradient of the dropped-out weights to the gradient of the scores, in place.
 #[inline(always)]
 fn score_gradients<V: Vectors>(
     v: V,
@@ -491,7 +491,7 @@ mod tests {
     use crate::random::noise;
     use crate::simd::{F32Job, InstructionSet};
 
-    /// Returns the visible keys of each query: those before it, all, or some around it.
+    /// Returns each query's visible keys: all keys, or a window around the query.
     fn seen(queries: usize, keys: usize, window: Option<(usize, usize)>) -> Vec<Range<usize>> {
         let seen = |query: usize| match window {
             Some((before, after)) => query.saturating_sub(before)..(query + after + 1).min(keys),
@@ -500,7 +500,7 @@ mod tests {
         (0..queries).map(seen).collect()
     }
 
-    /// Checks every instruction set against f64 in plain Rust, in which gradients are checked.
+    /// Checks every instruction set against plain Rust in f64, the version used for gradient checks.
     #[test]
     fn instruction_sets_agree_on_forward_and_backward() {
         let dropout = Some(Dropout { rate: 0.3, seed: 5 });
@@ -576,7 +576,7 @@ mod tests {
                 }));
                 let found: Vec<f32> = [vec![output], gradients].concat().concat();
                 for (found, expected) in found.iter().zip(expected.iter().flatten()) {
-                    // Sums of up to 200 products of values below 1, rounded each time.
+                    // Sums of up to 200 products of values below 1, rounded at each step.
                     let error = (f64::from(*found) - expected).abs();
                     assert!(error < 2e-5, "{set:?}, {queries} queries: {found} vs. {expected}");
                 }

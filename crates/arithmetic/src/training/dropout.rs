@@ -1,7 +1,7 @@
-//! Counter-based dropout: only a seed and a value's position decide whether the value is kept.
+//! Counter-based dropout: only the seed and a value's position decide whether it is kept.
 //!
 //! Any thread can therefore sample any part of a mask. The backward pass samples the
-//! mask again, and no mask is stored.
+//! mask again, so no mask is stored.
 //!
 //! The samples come from Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy
 //! as 1, 2, 3", 2011), sixteen counters at a time.
@@ -19,12 +19,12 @@ const GROUP: usize = WORDS * LANES;
 const BLOCK: usize = 128 * GROUP;
 /// Rounds of Philox.
 const ROUNDS: usize = 10;
-/// Factors of two words of a counter in each round.
+/// Multipliers for two words of a counter in each round.
 const FACTORS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// Increments of the two words of the key after each round.
+/// Increments for the two words of the key after each round.
 const STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Dropout with a rate, which zeros some values and scales the others.
+/// Dropout: zeroes random values at the given rate and scales up the rest.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Dropout, Float};
@@ -39,14 +39,14 @@ const STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
-    /// Fraction of the values that become zero, from 0 to 1.
+    /// Fraction of values that become zero, from 0 to 1.
     pub rate: f64,
     /// Seed of the samples.
     pub seed: u64,
 }
 
 impl Dropout {
-    /// Returns the factor of kept values, which preserves the expected value.
+    /// Returns the factor for kept values; it preserves the expected value.
     #[inline(always)]
     pub fn factor(self) -> f64 {
         if self.rate < 1.0 { 1.0 / (1.0 - self.rate) } else { 0.0 }
@@ -84,7 +84,7 @@ impl Dropout {
         }
     }
 
-    /// Returns the limit; a value becomes zero if its sample is smaller.
+    /// Returns the threshold; a value becomes zero if its sample is smaller.
     #[inline(always)]
     pub fn limit(self) -> u64 {
         #[expect(clippy::cast_possible_truncation, reason = "from 0 to 2^32")]
@@ -92,7 +92,7 @@ impl Dropout {
         limit
     }
 
-    /// Returns the samples of the group that contains a position, and a range of them.
+    /// Returns the samples of the group that contains `place`, and the range to use.
     ///
     /// The range covers `len` positions starting at `place`, up to the end of the group.
     #[inline(always)]
@@ -138,7 +138,7 @@ fn philox(seed: u64, stream: u64, first: u64) -> [[u32; LANES]; WORDS] {
     words
 }
 
-/// Returns the low and the high half.
+/// Returns the low half and the high half.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "each half is 32 bits")]
 fn halves(number: u64) -> [u32; 2] {
@@ -176,9 +176,9 @@ mod tests {
     use super::*;
     use crate::simd::{F32Job, InstructionSet};
 
-    /// Checks the samples against the vectors of Random123 for philox4x32 with ten rounds (`kat_vectors`).
+    /// Checks the samples against Random123's test vectors for ten-round philox4x32 (`kat_vectors`).
     ///
-    /// Each vector has a counter, a key and the samples.
+    /// Each vector consists of a counter, a key and the samples.
     #[test]
     fn samples_match_published_vectors() {
         let ones = u64::MAX;
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Checks that a part of a mask equals the same part of the whole mask, at any position.
+    /// Checks that any part of a mask, sampled on its own, equals that part of the whole mask.
     ///
     /// Also checks that kept values are scaled, with every instruction set.
     #[test]
@@ -228,7 +228,7 @@ mod tests {
 
     /// Checks the fraction of kept values against the rate.
     ///
-    /// With a million samples, its standard deviation is at most 0.0005.
+    /// With a million samples, the fraction's standard deviation is at most 0.0005.
     #[test]
     fn kept_fraction_matches_the_rate() {
         for rate in [0.0, 0.1, 0.5, 0.9, 1.0] {

@@ -1,17 +1,17 @@
-//! Elementwise operations (sums and activations), and sums of columns.
+//! Elementwise operations (sums and activations), and column sums.
 
 use crate::simd::{self, LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, computed_in_parts, for_each_part};
 
-/// Factor of quick GELU, an [`Elementwise`] function (arXiv:1606.08415, section 2).
+/// Factor in quick GELU, an [`Elementwise`] function (arXiv:1606.08415, section 2).
 pub const QUICK_GELU_FACTOR: f64 = 1.702;
 /// Values per task: 32 KiB in f32.
 const BLOCK: usize = 1 << 13;
 /// Columns per task.
 const COLUMN_BLOCK: usize = 8 * LANES;
-/// Rows that are summed separately before they join the total, to keep the rounding error small.
+/// Rows that are summed separately and then added to the total, to limit the rounding error.
 const ROW_BLOCK: usize = 64;
-/// Consecutive blocks of values.
+/// Division into consecutive blocks of values.
 const BLOCKS: Parts = Parts { row_len: 1, rows: BLOCK, columns: 1 };
 
 /// Function of `N` vectors.
@@ -19,7 +19,7 @@ trait Lanewise<T, const N: usize>: Copy + Sync {
     fn apply<V: Vectors<Real = T>>(self, v: V, inputs: [V::Vector; N]) -> V::Vector;
 }
 
-/// Applies a function to the elements of slices of the same length.
+/// Applies a function elementwise to slices of the same length.
 fn map<T: Real, const N: usize>(function: impl Lanewise<T, N>, inputs: [&[T]; N]) -> Vec<T> {
     let len = inputs.first().map_or(0, |input| input.len());
     assert!(inputs.iter().all(|input| input.len() == len), "slices of different lengths");
@@ -88,11 +88,11 @@ pub struct Elementwise<T> {
     pub forward: fn(&[T]) -> Vec<T>,
     /// Backward pass: the gradient of the argument, from the argument and the output gradient.
     ///
-    /// It panics if their lengths differ.
+    /// Panics if the lengths differ.
     pub backward: fn(&[T], &[T]) -> Vec<T>,
 }
 
-/// Declares activation functions from the function and its derivative, both on vectors.
+/// Declares activation functions, each with a function and its derivative on vectors.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident: |$v:ident, $x:ident| $of:expr, $slope:expr;)+) => {
         /// Activation function, compiled by [`Float::elementwise`](crate::Float::elementwise).
@@ -191,7 +191,7 @@ fn relu_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
     })
 }
 
-/// Adds `addend` to each consecutive piece of the same length.
+/// Adds `addend` to each consecutive piece of the same length as `addend`.
 pub(super) fn add_to_each<T: Real>(x: &[T], addend: &[T]) -> Vec<T> {
     if x.is_empty() {
         return Vec::new();
@@ -248,7 +248,7 @@ pub(super) fn scale<T: Real>(values: &mut [T], factor: f64) {
     for_each_part(values, BLOCKS, |mut part| T::vectorized(Scale(part.all(), T::of(factor))));
 }
 
-/// Adds the sum of each column of a matrix to `totals`, or overwrites `totals`.
+/// Sums each column of a matrix and adds the sums to `totals`, or overwrites `totals`.
 pub(super) fn sum_columns<T: Real>(values: &[T], totals: &mut [T], is_fresh: bool) {
     struct SumColumns<'a, T> {
         values: &'a [T],

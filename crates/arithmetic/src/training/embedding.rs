@@ -6,7 +6,7 @@ use crate::threads::{Parts, computed_in_parts};
 /// Rows per part of the output.
 const PART_ROWS: usize = 16;
 
-/// Gathers the table rows with the indices `places`; each row has `width` values.
+/// Gathers the table rows at the indices `places`; each row has `width` values.
 pub(super) fn rows<T: Real>(table: &[T], width: usize, places: &[usize]) -> Vec<T> {
     if width == 0 {
         return Vec::new();
@@ -20,7 +20,7 @@ pub(super) fn rows<T: Real>(table: &[T], width: usize, places: &[usize]) -> Vec<
     })
 }
 
-/// Adds each row of `values` to the table row with its index, in order.
+/// Adds each row of `values`, in order, to the table row at the matching index in `places`.
 pub(super) fn add_rows<T: Real>(table: &mut [T], width: usize, places: &[usize], values: &[T]) {
     assert!(values.len() == places.len() * width, "{} values for {} rows", values.len(), places.len());
     for (place, values) in places.iter().zip(values.chunks_exact(width.max(1))) {

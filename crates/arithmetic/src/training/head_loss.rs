@@ -1,13 +1,15 @@
 //! Cross-entropy fused with the output head, in chunks of rows.
 //!
-//! Logits are the largest values of a training step. A chunk of them exists only until its
-//! loss and its gradients are computed.
+//! Logits are the largest tensor of a training step. Each chunk exists only until its loss
+//! and gradients are computed.
 
 use super::product::{MatrixView, product, product_to};
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::map_items;
 
-/// Maximum logits that [`Float::head_loss`](crate::Float::head_loss) holds at a time: 64 MiB in f32.
+/// Maximum number of logits that [`Float::head_loss`](crate::Float::head_loss) holds at a time.
+///
+/// In f32, they take 64 MiB.
 pub const MAX_CHUNK_LOGITS: usize = 1 << 24;
 
 pub(super) fn head_loss<T: Real>(
@@ -37,7 +39,7 @@ pub(super) fn head_loss_with_gradients<T: Real>(
     (loss, hidden_gradient)
 }
 
-/// Returns the mean loss and calls `each` for each chunk.
+/// Calls `each` for every chunk and returns the mean loss.
 ///
 /// `each` receives the first row of the chunk and the gradients of its logits.
 fn in_chunks<T: Real>(
@@ -91,7 +93,7 @@ impl<T: Number> Work<T> for RowGradient<'_, T> {
 
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) -> f64 {
-        /// Values that are summed in their own type before they join the total.
+        /// Number of values that are summed in their own type before being added to the total.
         const PART: usize = 64 * LANES;
         let Self { logits, target, rows } = self;
         let (zero, lowest) = (T::ZERO, T::LOWEST);

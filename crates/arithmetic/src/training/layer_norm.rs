@@ -1,7 +1,7 @@
 //! Layer norm and its gradients.
 //!
-//! The forward pass works row by row, while the row is in the nearest cache. The backward pass computes all
-//! three gradients in one pass over the batch.
+//! The forward pass works row by row, so that each row stays in the nearest cache. The backward pass computes
+//! all three gradients in one pass over the batch.
 //!
 //! Let `n = (x - mean) / deviation` and `g = gradient · weight`. The gradient of a row is
 //! `(g - mean(g) - n · mean(g · n)) / deviation`. The gradients of weight and bias are the column sums of
@@ -14,12 +14,12 @@ use crate::threads::{Part, Parts, computed_in_parts};
 
 /// Rows per part of the output.
 const PART_ROWS: usize = 16;
-/// Rows whose weight and bias gradients one thread sums.
+/// Number of rows whose weight and bias gradients are summed by one thread.
 ///
-/// The number is fixed, so that sums do not depend on the number of threads.
+/// Fixed, so that sums do not depend on the number of threads.
 const GRADIENT_ROWS: usize = 64;
 
-/// Gradients of a layer norm from [`Float::layer_norm_backward`](crate::Float::layer_norm_backward).
+/// Layer norm gradients from [`Float::layer_norm_backward`](crate::Float::layer_norm_backward).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerNormGradients<T> {
     /// Gradient of the input, `(rows, width)`.
@@ -48,7 +48,7 @@ pub(super) fn backward<T: Real>(
     let width = weight.len();
     check(x, width);
     assert!(gradient.len() == x.len(), "a gradient of {} values for an input of {}", gradient.len(), x.len());
-    // Sums of each block of rows for the weight, followed by those for the bias.
+    // Each row block's sums for the weight, followed by its sums for the bias.
     let blocks = x.len().div_ceil(GRADIENT_ROWS * width);
     let by_block: Vec<OnceLock<Vec<T>>> = (0..blocks).map(|_| OnceLock::new()).collect();
     let parts = Parts { row_len: width, rows: GRADIENT_ROWS, columns: width };
@@ -110,14 +110,14 @@ impl<T: Number> Work<T> for Forward<'_, '_, T> {
     }
 }
 
-/// Work that computes the gradients of some rows.
+/// Work that computes the gradients of a block of rows.
 struct Backward<'a, T> {
     x: &'a [T],
     weight: &'a [T],
     gradient: &'a [T],
     epsilon: f64,
     x_gradient: &'a mut [T],
-    /// Sums of these rows for the weight, followed by those for the bias; initially zero.
+    /// Sums over these rows for the weight, followed by those for the bias; initially zero.
     sums: &'a mut [T],
 }
 
@@ -134,7 +134,7 @@ impl<T: Number> Work<T> for Backward<'_, T> {
             let x_gradient = &mut x_gradient[start..][..width];
             let (mean, inverse) = moments(v, x, epsilon);
             let (means, inverses) = (v.splat(mean), v.splat(inverse));
-            // Missing values of the last vector are the mean, so that they normalize to zero.
+            // Missing values in the last vector are set to the mean, so that they normalize to zero.
             let (mut sum, mut product) = (v.splat(zero), v.splat(zero));
             for first in (0..width).step_by(LANES) {
                 let normalized = v.mul(v.sub(v.load_first(&x[first..], mean), means), inverses);

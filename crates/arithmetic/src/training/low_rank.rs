@@ -1,8 +1,8 @@
-//! Product of low rank next to a fixed matrix: the contribution of an adapter to a linear layer.
+//! Low-rank product added to a frozen matrix: an adapter's contribution to a linear layer.
 //!
 //! Let `h = s x aᵀ` and `k = s g b` for a gradient `g` of the output. The adapter adds `h bᵀ` to the output.
 //! The gradient of `a` is `kᵀ x`, and the gradient of `b` is `gᵀ h`. The adapter adds `k a` to the gradient
-//! of the input. Every product has one narrow side, and no matrix has the layer's size.
+//! of the input. Every product has one narrow side, and no matrix is the size of the layer.
 
 use super::elementwise::scale;
 use super::product::{MatrixView, product, product_to};
@@ -17,20 +17,20 @@ pub struct LowRank<'a, T> {
     pub a: MatrixView<'a, T>,
     /// Matrix `b`, `(out, rank)`.
     pub b: MatrixView<'a, T>,
-    /// Factor of the product of both matrices.
+    /// Factor for the product of the two matrices.
     pub scale: f64,
 }
 
-/// Gradients of an adapter from [`Float::low_rank_backward`](crate::Float::low_rank_backward).
+/// Adapter gradients from [`Float::low_rank_backward`](crate::Float::low_rank_backward).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LowRankGradients<T> {
     /// Gradient of `a`, `(rank, in)`.
     pub a: Vec<T>,
     /// Gradient of `b`, `(out, rank)`.
     pub b: Vec<T>,
-    /// Output gradient in the adapter's rank, `scale · gradient · b`, `(rows, rank)`.
+    /// Output gradient projected to the adapter's rank, `scale · gradient · b`, `(rows, rank)`.
     ///
-    /// Its product with `a` is part of the gradient of the input.
+    /// Its product with `a` is the adapter's contribution to the input gradient.
     pub inner: Vec<T>,
 }
 

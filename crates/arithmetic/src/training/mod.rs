@@ -1,6 +1,6 @@
-//! Forward and backward passes of training over slices of f32, or of f64 to check gradients.
+//! Forward and backward passes for training, over slices of f32, or of f64 to check gradients.
 //!
-//! Inference also uses layer norm and activations. Every sum is added in one
+//! Inference also uses layer norm and activations. Every sum is added in the same
 //! order, whatever the number of threads.
 
 mod adamw;
@@ -32,7 +32,7 @@ mod sealed {
     impl Sealed for f64 {}
 }
 
-/// Declares [`Float`] with functions that are compiled for f32 and f64 in this crate and nowhere else.
+/// Declares [`Float`], whose functions are compiled for f32 and f64 only in this crate.
 macro_rules! floats {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $(-> $output:ty)? = $path:path;)+) => {
         /// Number type of training: f32, or f64 to check gradients against finite differences.
@@ -91,7 +91,7 @@ floats! {
 
     /// Sums each column of a matrix into `totals`.
     ///
-    /// The matrix has one column for each total. Its sums overwrite the totals if
+    /// The matrix has one column for each total. The sums overwrite the totals if
     /// `is_fresh`, or else are added to them.
     ///
     /// # Panics
@@ -104,7 +104,7 @@ floats! {
     /// Panics if their lengths differ.
     fn sum(x: &[Self], y: &[Self]) -> Vec<Self> = elementwise::add;
 
-    /// Returns `x` with `addend` added to each consecutive piece of the same length.
+    /// Returns `x` with `addend` added to each consecutive piece of the same length as `addend`.
     ///
     /// # Panics
     /// Panics if `x` does not consist of whole pieces.
@@ -151,14 +151,14 @@ floats! {
     ///
     /// # Shapes
     /// Queries are `(B, T, H · D)`, keys `(B, S, H · D)` and values `(B, S, H · Dv)`, with contiguous heads.
-    /// They are in one, two or three arrays. The first array holds the queries, and the last one holds the
-    /// values. Those that share an array are adjacent for each token. Returns `(B, T, H · Dv)`.
+    /// They are stored in one, two or three arrays. The first array holds the queries, and the last one holds the
+    /// values. Within a shared array, a token's parts are adjacent. Returns `(B, T, H · Dv)`.
     ///
     /// # Panics
     /// Panics if the sizes do not match, or if the scale is not greater than 0.
     fn attention(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Vec<Self> = attention::forward;
 
-    /// Returns the gradients of these arrays from the arrays and the output gradient.
+    /// Returns the gradients of the arrays `qkv`, computed from the output gradient.
     ///
     /// # Panics
     /// Panics in the same cases as [`Float::attention`].
@@ -168,13 +168,13 @@ floats! {
         attention: Attention<'_, Self>,
     ) -> Vec<Vec<Self>> = attention::backward;
 
-    /// Gathers the table rows with the indices `places`; each row has `width` values.
+    /// Gathers the table rows at the indices `places`; each row has `width` values.
     ///
     /// # Panics
     /// Panics if a row is outside the table.
     fn rows(table: &[Self], width: usize, places: &[usize]) -> Vec<Self> = embedding::rows;
 
-    /// Adds each row of `values` to the table row with its index.
+    /// Adds each row of `values` to the table row at the matching index in `places`.
     ///
     /// # Panics
     /// Panics if a row is outside the table, or if `values` does not have one row for each index.
@@ -196,9 +196,9 @@ floats! {
         targets: &[u32],
     ) -> f64 = head_loss::head_loss;
 
-    /// Returns the result of [`Float::head_loss`] and the gradient of `hidden`.
+    /// Returns the loss from [`Float::head_loss`] and the gradient of `hidden`.
     ///
-    /// The gradient of `weight` overwrites `weight_gradient`, if that is present.
+    /// The gradient of `weight` is written to `weight_gradient`, if present.
     ///
     /// # Panics
     /// Panics in the same cases as [`Float::head_loss`].
@@ -219,10 +219,10 @@ floats! {
         output: &mut [Self],
     ) = sparse::add_sparse_product;
 
-    /// Returns the dot product of a row of `left` and a row of the table for each entry.
+    /// Returns, for each entry, the dot product of a row of `left` and a row of the table.
     ///
-    /// They are the entry's row of `left` and its column's row of the table. If `left` is the output
-    /// gradient, the results are the gradients of the entries.
+    /// The entry's row selects the row of `left`, and its column selects the row of the table. If `left` is the
+    /// output gradient, the results are the gradients of the entries.
     ///
     /// # Panics
     /// Panics if the sizes do not match.
@@ -232,7 +232,7 @@ floats! {
         table: MatrixView<'_, Self>,
     ) -> Vec<Self> = sparse::sparse_products;
 
-    /// Adds the transpose of `entries` times `gradient` to the gradient of the table.
+    /// Adds `entriesᵀ · gradient` to the gradient of the table.
     ///
     /// # Panics
     /// Panics if the sizes do not match.
@@ -253,7 +253,7 @@ floats! {
 
     /// Returns the gradients of a low-rank adapter.
     ///
-    /// `x` is the input of its layer, `(rows, in)`, and `gradient` is the output gradient, `(rows, out)`.
+    /// `x` is the layer's input, `(rows, in)`, and `gradient` is the output gradient, `(rows, out)`.
     ///
     /// # Panics
     /// Panics if the sizes do not match.
@@ -263,7 +263,7 @@ floats! {
         adapter: LowRank<'_, Self>,
     ) -> LowRankGradients<Self> = low_rank::low_rank_backward;
 
-    /// Takes a step of AdamW.
+    /// Takes one AdamW step.
     ///
     /// Updates a parameter and the running means of its gradient and of its squared gradient.
     ///

@@ -1,12 +1,12 @@
-//! Matrix products of training, `C = A B` and `C += A B`, where either operand may be transposed.
+//! Matrix products for training, `C = A B` and `C += A B`; either operand may be transposed.
 //!
 //! Both operands are copied to the layout of the tiles that fill the registers. The right operand
-//! becomes panels of sixteen columns, once for all threads. The left operand becomes tiles with the
-//! number of rows that the registers hold. The thread that multiplies a tile also lays it out, for
-//! each part of the output. A panel stays in the nearer caches while the tiles of a part pass over it,
-//! and the tiles stay in the L2 cache.
+//! becomes panels of sixteen columns, once for all threads. The left operand becomes tiles with enough
+//! rows to fill the registers. The thread that multiplies a tile also lays it out, for each
+//! part of the output. A panel stays in the nearer caches while the tiles of a part pass over it, and
+//! the tiles stay in the L2 cache.
 //!
-//! Sums are added slice by slice of the depth. Slices, and therefore sums, are
+//! Sums are added slice by slice along the depth. Slices, and therefore sums, are
 //! the same for any number of threads.
 
 use crate::epilogue::{Epilogue, PanelBias};
@@ -15,15 +15,15 @@ use crate::simd::{LANES, Line, MAX_TILE_PANELS, Number, Real, TileJob, Vectors, 
 use crate::threads::{Output, Part, Parts, computed_in_parts, thread_count};
 use crate::tile::TileOutput;
 
-/// Depth of a slice.
+/// Depth per slice.
 const SLICE: usize = 256;
-/// Depth of the right operand that is laid out at a time: four slices.
+/// Depth of the block of the right operand that is laid out at a time: four slices.
 const BLOCK_DEPTH: usize = 4 * SLICE;
-/// Maximum values of the right operand that are laid out at a time: 16 MiB in f32.
+/// Maximum number of right-operand values that are laid out at a time: 16 MiB in f32.
 const BLOCK_VALUES: usize = 1 << 22;
-/// Maximum rows of a part; in f32 they take up to 384 KiB.
+/// Maximum rows per part; in f32 they take up to 384 KiB.
 const PART_ROWS: usize = 96;
-/// Maximum columns of a part.
+/// Maximum columns per part.
 const PART_COLUMNS: usize = 256;
 
 /// Matrix view of a slice, with contiguous rows or contiguous columns.
@@ -80,7 +80,7 @@ impl<'a, T> MatrixView<'a, T> {
         Self { values: &self.values[first * self.row_stride..], rows: count, ..self }
     }
 
-    /// Returns the values of a matrix whose rows follow each other without gaps.
+    /// Returns all values of a matrix; its rows must be stored without gaps.
     #[inline(always)]
     pub(super) fn in_rows(&self) -> &'a [T] {
         assert!(
@@ -108,7 +108,7 @@ impl<'a, T> MatrixView<'a, T> {
 }
 
 impl<T: Number> MatrixView<'_, T> {
-    /// Lays out the rows of a tile of `height` rows, padded with zeros.
+    /// Lays out a tile of `height` rows, padded with zeros.
     ///
     /// `depth` is the first column and the number of columns. The layout is row by row if the matrix has
     /// contiguous rows, or else column by column.
@@ -142,7 +142,7 @@ impl<T: Number> MatrixView<'_, T> {
         }
     }
 
-    /// Lays out up to sixteen columns, padded with zeros, with a line per row starting at `first_row`.
+    /// Lays out at most sixteen columns, padded with zeros, one line per row starting at `first_row`.
     #[inline(always)]
     fn lay_out_panel<V: Vectors<Real = T>>(
         &self,
@@ -181,7 +181,7 @@ impl<T: Number> MatrixView<'_, T> {
     /// Lays out `lines.len() / depth` panels, each like [`lay_out_panel`](Self::lay_out_panel).
     ///
     /// If the matrix has contiguous rows, full panels are filled row by
-    /// row, the fastest order to read memory.
+    /// row, the fastest memory order.
     #[inline(always)]
     fn lay_out_panels<V: Vectors<Real = T>>(
         &self,
@@ -267,8 +267,8 @@ fn multiply_all<T: Real>(
     let is_fresh = output.is_fresh();
     let tile = T::vectorized(TileSize);
     if rows <= tile.0 {
-        // One tile passes over each panel once, so threads need not share laid-out panels. Contiguous rows
-        // are read in the longest pieces that still keep all threads busy, and columns one by one.
+        // A single tile passes over each panel once, so threads need not share laid-out panels. Contiguous
+        // rows are read in the longest pieces that still keep all threads busy, and columns one by one.
         let across = columns.div_ceil(2 * thread_count()).next_multiple_of(MAX_TILE_PANELS * LANES);
         let most = if right.has_rows() { PART_COLUMNS } else { MAX_TILE_PANELS * LANES };
         let parts = Parts { row_len: columns, rows, columns: across.min(most) };
@@ -278,7 +278,7 @@ fn multiply_all<T: Real>(
         return;
     }
     let mut first = 0;
-    // Without depth, one empty block still writes the output.
+    // If the depth is 0, one empty block still writes the output.
     while first < depth.max(1) {
         let slice = (first, BLOCK_DEPTH.min(depth - first));
         let block_columns = (BLOCK_VALUES / slice.1.max(1)).next_multiple_of(PART_COLUMNS);
@@ -306,7 +306,7 @@ fn multiply_all<T: Real>(
     }
 }
 
-/// Work that returns the rows and columns of the tallest tile.
+/// Work that returns the number of rows and columns in the tallest tile.
 struct TileSize;
 
 impl<T> Work<T> for TileSize {
@@ -327,7 +327,7 @@ impl<T> Work<T> for TileSize {
 
 /// Divides an output into parts of whole tiles that stay in the L2 cache.
 ///
-/// If the output allows, each thread gets several parts.
+/// Each thread gets several parts if the output is large enough.
 fn parts(rows: usize, (row_len, width): (usize, usize), (tile_rows, tile_columns): (usize, usize)) -> Parts {
     let tiles = rows.div_ceil(tile_rows);
     let down = tiles.div_ceil(PART_ROWS / tile_rows);
@@ -356,7 +356,7 @@ impl<T: Number> Work<T> for MultiplyFew<'_, '_, T> {
         let mut lines = vec![Line([T::ZERO; LANES]); panels * SLICE.min(depth)];
         let mut scratch = Vec::new();
         let mut first = 0;
-        // Without depth, one empty slice still writes the output.
+        // If the depth is 0, one empty slice still writes the output.
         while first < depth.max(1) {
             let slice = (first, SLICE.min(depth - first));
             right.lay_out_panels(v, first, part.first_column, &mut lines[..panels * slice.1], slice.1);
@@ -379,7 +379,7 @@ impl<T: Number> Work<T> for MultiplyFew<'_, '_, T> {
     }
 }
 
-/// Work that lays out some panels, each as a row of the part.
+/// Work that lays out panels of the right operand, one per row of `part`.
 struct LayOutPanels<'a, 'b, T> {
     right: MatrixView<'a, T>,
     first_row: usize,
@@ -398,10 +398,10 @@ impl<T: Number> Work<T> for LayOutPanels<'_, '_, T> {
     }
 }
 
-/// Range of lines in some panels of a right operand.
+/// Range of lines within the panels of a right operand.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Panels<'a, T> {
-    /// Lines of all panels, `depth` for each.
+    /// Lines of all panels, `depth` per panel.
     lines: &'a [Line<[T; LANES]>],
     depth: usize,
     /// First line in use.
@@ -421,7 +421,7 @@ impl<'a, T> Panels<'a, T> {
         Self { first: self.first + first, ..self }
     }
 
-    /// Returns the columns of the operand starting at column `first`, which must begin a panel.
+    /// Returns the columns of the operand starting at column `first`, a panel boundary.
     #[inline(always)]
     pub(super) fn columns_from(self, first: usize) -> Self {
         Self { lines: &self.lines[first / LANES * self.depth..], ..self }
@@ -441,7 +441,7 @@ struct ProductInputs<'a, T> {
     epilogue: Option<Epilogue<'a, T>>,
 }
 
-/// Work that multiplies a part's rows by a part's panels.
+/// Work that multiplies the rows of a part by its panels.
 struct MultiplyPart<'a, 'b, T> {
     inputs: ProductInputs<'a, T>,
     /// First row of the part in the left operand.
@@ -474,7 +474,7 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
             row += height;
         }
         // Whole tiles pass over panels that stay in the L1 cache. A lower tile at the end
-        // passes over more panels at a time.
+        // passes over more panels at once.
         let whole = rows - rows % V::TILE_ROWS;
         let panel_count = part.columns().div_ceil(LANES);
         let (mut panel, mut first_tile, mut end_tile, mut width) = (0, 0, whole, V::TILE_PANELS);
@@ -494,7 +494,7 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
                     rows: &scratch[row * depth..(row + height) * depth],
                     has_rows: left.has_rows(),
                     panels: &of_panels[..count],
-                    // Without a residual, the index among all values is not used.
+                    // Without a residual, the index into the whole output is not used.
                     output: TileOutput { part: &mut *part, row, panel, row_len: 0, is_first, epilogue },
                 };
                 v.in_tile(height, tile);
@@ -508,13 +508,13 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
     }
 }
 
-/// Product of one tile and some panels, added slice by slice.
+/// Product of one tile and a group of panels, added slice by slice.
 struct Tile<'a, 'b, T> {
     /// Rows of the tile, laid out by [`MatrixView::lay_out_rows`].
     rows: &'a [T],
     /// Whether the layout is row by row.
     has_rows: bool,
-    /// Lines of some panels.
+    /// Lines of each panel.
     panels: &'a [&'a [Line<[T; LANES]>]],
     output: TileOutput<'a, 'b, T>,
 }
@@ -605,7 +605,7 @@ impl<T: Number> LaidOut<T> {
 /// Multiplies `left` by a laid-out operand on this thread.
 ///
 /// The product uses one row of the operand for each column of `left`, and one column for each column of the
-/// output. It overwrites the output, or is added to it if `is_sum`. `scratch` is scratch memory.
+/// output. It overwrites the output, or is added to it if `is_sum` is true. `scratch` is scratch memory.
 #[inline(always)]
 pub(super) fn multiply<V: Vectors>(
     v: V,
@@ -640,7 +640,7 @@ mod tests {
 
     /// Rows, depth and columns of test products.
     ///
-    /// One row and column, and incomplete tiles, panels, slices and parts.
+    /// Single rows and columns, and incomplete tiles, panels, slices and parts.
     const SIZES: [(usize, usize, usize); 9] = [
         (1, 1, 1),
         (2, 300, 70),
@@ -676,7 +676,7 @@ mod tests {
                 let mut sum = plain.clone();
                 product_to(left, right, &mut sum, false);
                 for (index, expected) in expected.into_iter().enumerate() {
-                    // Sums of up to 600 products below 1.5, rounded each time.
+                    // Sums of up to 600 products below 1.5, rounded at each step.
                     let bound = 1e-6 * sizes.1 as f64;
                     let bias = f64::from(bias[index % sizes.2]);
                     for (found, expected) in [

@@ -4,7 +4,7 @@
 //!
 //! With entries `z` `(rows, latents)` and a table `W` `(latents, width)`, the product is `y = z W`. For a
 //! gradient `g` of `y`, the gradient of an entry is `g · W_latent`. The gradient of a table row is the sum of
-//! `z g` over its entries. Every sum is added in one order.
+//! `z g` over its entries. Every sum is added in a fixed order.
 
 use super::product::MatrixView;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
@@ -13,7 +13,7 @@ use crate::threads::{Parts, for_each_part, map_items};
 /// Rows of an output per task.
 const PART_ROWS: usize = 8;
 
-/// Nonzero values of some rows, each with its column; the entries of a row are contiguous.
+/// Nonzero values of a set of rows, each with its column; a row's entries are contiguous.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Float, MatrixView, SparseRows};
@@ -41,7 +41,7 @@ impl<T> Default for SparseRows<T> {
 }
 
 impl<T: Copy> SparseRows<T> {
-    /// Adds a row with these entries, each a column and a value.
+    /// Adds a row with the given entries, each a column and a value.
     pub fn add_row(&mut self, entries: impl IntoIterator<Item = (usize, T)>) {
         for (column, value) in entries {
             self.columns.push(column);
@@ -55,7 +55,7 @@ impl<T: Copy> SparseRows<T> {
         self.starts.len() - 1
     }
 
-    /// Returns the entries of a row, each a column and a value.
+    /// Returns a row's entries, each a column and a value.
     ///
     /// # Panics
     /// Panics if the row does not exist.
@@ -74,10 +74,10 @@ impl<T: Copy> SparseRows<T> {
         &self.values
     }
 
-    /// Returns the same entries with other values.
+    /// Returns the same entries with new values.
     ///
     /// # Panics
-    /// Panics if there is not one value for each entry.
+    /// Panics if the number of values differs from the number of entries.
     pub fn with_values(&self, values: Vec<T>) -> Self {
         assert!(
             values.len() == self.values.len(),
@@ -88,10 +88,10 @@ impl<T: Copy> SparseRows<T> {
         Self { starts: self.starts.clone(), columns: self.columns.clone(), values }
     }
 
-    /// Groups the entries by column, as pairs of a row and the index of an entry.
+    /// Groups the entries by column, as pairs of a row and an entry index.
     ///
-    /// Returns the start of each column among the pairs, and the pairs. The pairs of a column are
-    /// in row order.
+    /// Returns the start index of each column among the pairs, and the pairs. The pairs of a column
+    /// are in row order.
     fn by_column(&self, columns: usize) -> (Vec<usize>, Vec<(usize, usize)>) {
         let mut ends = vec![0; columns + 1];
         self.columns.iter().for_each(|column| ends[column + 1] += 1);
@@ -111,7 +111,7 @@ impl<T: Copy> SparseRows<T> {
     }
 }
 
-/// Panics if the column of an entry is outside the table.
+/// Panics if an entry's column is outside the table.
 fn expect_fitting<T: Copy>(entries: &SparseRows<T>, table_rows: usize) {
     let largest = entries.columns.iter().max();
     assert!(
@@ -206,7 +206,7 @@ pub(super) fn add_sparse_gradient<T: Real>(
     });
 }
 
-/// Adds multiples of rows to a sum.
+/// Adds weighted rows to a sum.
 fn add_terms<'t, T: Real>(terms: impl Iterator<Item = (T, &'t [T])>, sum: &mut [T]) {
     for (factor, values) in terms {
         T::vectorized(AddMultiple { factor, values, sum });
@@ -291,7 +291,7 @@ mod tests {
     fn assert_near(found: &[f32], expected: &[f64]) {
         assert_eq!(found.len(), expected.len());
         for (found, expected) in found.iter().zip(expected) {
-            // Few products of values below 2, each rounded once.
+            // A few products of values below 2, each rounded once.
             assert!((f64::from(*found) - expected).abs() < 1e-5, "{found} vs. {expected}");
         }
     }

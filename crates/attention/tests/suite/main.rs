@@ -1,6 +1,6 @@
-//! Integration tests of the crate, one module for each subject.
+//! Integration tests of the crate, one module per subject.
 //!
-//! All are in one program, because linking takes longer than compiling.
+//! They form a single program, because linking takes longer than compiling.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

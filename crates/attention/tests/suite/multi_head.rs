@@ -13,9 +13,9 @@ use candle_gpt2_kernels::{LayerNorm, Linear, carried, without_gradients};
 use candle_gpt2_testing::{Fixture, assert_close, checkpoints, pattern, values, worst};
 use candle_nn::VarBuilder;
 
-/// f32 products of two libraries with at most 40 terms.
+/// Tolerance between two libraries for f32 dot products of at most 40 terms.
 const PARITY: f64 = 1e-5;
-/// The same f32 arithmetic, summed in a different order.
+/// Tolerance for the same f32 arithmetic, summed in a different order.
 const SAME: f64 = 2e-6;
 
 fn pytorch_layer(fixture: &Fixture) -> Result<MultiHeadAttention> {
@@ -55,7 +55,7 @@ fn every_mask_equals_pytorch_in_output_and_weights() -> Result<()> {
     Ok(())
 }
 
-/// Separate projections for queries, keys, values and output, with biases and without a mask.
+/// Uses separate query, key, value and output projections, with biases and without a mask.
 #[test]
 fn separate_projections_with_biases_equal_pytorch() -> Result<()> {
     let fixture = Fixture::open("multi_head_attention_004");
@@ -68,7 +68,7 @@ fn separate_projections_with_biases_equal_pytorch() -> Result<()> {
     Ok(())
 }
 
-/// The same layer with separate projections and with a fused projection.
+/// Returns the same layer twice: with separate projections and with a fused projection.
 fn separate_and_fused() -> Result<(MultiHeadAttention, MultiHeadAttention)> {
     let weights = [0, 1, 2].map(|index| pattern(&[24, 15], 1.0, 1000 * index));
     let biases = [0, 1, 2].map(|index| pattern(&[24], 1.0, 77 + 1000 * index));
@@ -235,7 +235,7 @@ fn check_ragged_rows(mask: &AttentionMask) -> Result<()> {
     Ok(())
 }
 
-/// Observer that sees every intermediate without changing it, which selects the dense products.
+/// Observer of every intermediate; changes nothing, but forces the dense products.
 struct PassiveObserver;
 
 impl Observer for PassiveObserver {
@@ -248,7 +248,7 @@ impl Observer for PassiveObserver {
     }
 }
 
-/// A row that overflowed in f16 leaves NaN in its slot, and a shorter row follows in the same slot.
+/// Reuses a slot for a shorter row after a longer row left NaN there by overflowing f16.
 #[test]
 fn stale_slot_contents_do_not_affect_rows() -> Result<()> {
     let (_, layer) = separate_and_fused()?;
@@ -401,7 +401,7 @@ fn wide_heads_equal_single_head_layers() -> Result<()> {
     Ok(())
 }
 
-/// Dropout acts on the attention weights: at a rate of 1, the output is the bias of `out_proj`.
+/// Dropout acts on the attention weights: at a rate of 1, only the bias of `out_proj` remains.
 #[test]
 fn dropout_applies_to_the_attention_weights() -> Result<()> {
     let (layer, _) = separate_and_fused()?;

@@ -1,4 +1,4 @@
-//! Sinusoidal positions, and the variance of scores divided by sqrt(d).
+//! Tests sinusoidal positions, and the variance of scores divided by sqrt(d).
 //!
 //! Source: "Attention Is All You Need", sections 3.5 and 3.2.1.
 

@@ -1,4 +1,4 @@
-//! The printed results of chapter 3 of "Build a Large Language Model (From Scratch)", in its order.
+//! Reproduces chapter 3's printed results in "Build a Large Language Model (From Scratch)", in order.
 //!
 //! Weights that the book samples from PyTorch's generator come from a fixture (`scripts/reference/layers.py`,
 //! `export_steps`). Every expected matrix is from the book.
@@ -14,9 +14,9 @@ use candle_gpt2_kernels::Linear;
 use candle_gpt2_testing::{Fixture, assert_close, assert_close_absolute, values};
 use candle_nn::ops::softmax;
 
-/// The book prints four decimal places.
+/// Tolerance for the book's four printed decimal places.
 const PRINTED: f64 = 0.5e-4 + 1e-6;
-/// The same f32 arithmetic, summed in a different order.
+/// Tolerance for the same f32 arithmetic, summed in a different order.
 const SAME: f64 = 1e-6;
 
 /// The book's six tokens, "Your journey starts with one step".

@@ -49,7 +49,7 @@ fn patterned(prefix: &str, shapes: &[(&str, &[usize])], layers: usize) -> HashMa
     names.into_iter().enumerate().map(fill).collect()
 }
 
-/// Compares a model with the sizes of "Attention Is All You Need"'s base model with PyTorch.
+/// Compares a model of the base size of "Attention Is All You Need" with PyTorch.
 ///
 /// Each stack has three blocks, and the source has three tokens. The model has d_model 512, 8 heads and an
 /// inner width of 2048.
@@ -99,7 +99,7 @@ fn base_model_sizes_equal_pytorch() -> Result<()> {
     Ok(())
 }
 
-/// From embeddings to probabilities, in the order of "Attention Is All You Need", section 3.
+/// Runs every step from embeddings to probabilities, as in "Attention Is All You Need", section 3.
 #[test]
 fn output_head_returns_probabilities() -> Result<()> {
     let fixture = Fixture::open("transformer_relu");

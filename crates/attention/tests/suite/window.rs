@@ -1,4 +1,4 @@
-//! Restricted attention computes only the band and equals the masked full computation.
+//! Tests that restricted attention computes only the band and equals masked full attention.
 //!
 //! Source: "Attention Is All You Need", section 4.
 
@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
 use candle_gpt2_testing::{assert_close, pattern};
 
-/// The same f32 arithmetic, summed in a different order.
+/// Tolerance for the same f32 arithmetic, summed in a different order.
 const SAME: f64 = 2e-6;
 
 struct Heads {
@@ -21,7 +21,7 @@ impl Heads {
         Self { q: heads(query_len, 0), k: heads(key_len, 5000), v: heads(key_len, 9000) }
     }
 
-    /// Same inputs with gradients, which the forward-only kernel does not support.
+    /// Returns inputs that track gradients, which the forward-only kernel does not support.
     fn tracked(query_len: usize, key_len: usize) -> Result<Self> {
         let Self { q, k, v } = Self::new(query_len, key_len);
         Ok(Self { q: Var::from_tensor(&q)?.into_inner(), k, v })
@@ -32,7 +32,7 @@ impl Heads {
     }
 }
 
-/// The window as a dense additive mask.
+/// Returns the window as a dense additive mask.
 fn dense_window(query_len: usize, key_len: usize, before: usize, after: usize) -> AttentionMask {
     let mut scores = vec![f32::NEG_INFINITY; query_len * key_len];
     for query in 0..query_len {

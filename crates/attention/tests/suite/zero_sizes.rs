@@ -1,4 +1,4 @@
-//! Sizes of zero are rejected by name in every implementation of attention.
+//! Tests that every implementation of attention rejects sizes of zero by name.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_arithmetic::RandomStream;

@@ -1,4 +1,4 @@
-//! Tests of memory estimates, and of errors for models that do not fit into a page's memory.
+//! Tests memory estimates, and errors for models that do not fit into a page's memory.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use candle_gpt2_engine::{DeviceChoice, ModelOptions, WeightDType};
 use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, Orientation, ReadAt, checkpoint_shape};
 use serde_json::{Map, Value, json};
 
-/// A file with these bytes at its beginning and zeros after them.
+/// File that begins with these bytes and continues with zeros.
 #[derive(Debug)]
 struct Beginning {
     bytes: Vec<u8>,
@@ -29,7 +29,7 @@ impl ReadAt for Beginning {
     }
 }
 
-/// Opens a published model in f32 that consists only of its header.
+/// Opens a published f32 checkpoint that consists of its header, followed by zeros.
 fn opened(preset: &str) -> Checkpoint {
     let config = Gpt2Config::preset(preset).unwrap();
     let (mut header, mut end) = (Map::new(), 0_u64);

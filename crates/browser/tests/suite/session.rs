@@ -37,7 +37,7 @@ fn place(number: &Value) -> usize {
     usize::try_from(number.as_u64().unwrap()).unwrap()
 }
 
-/// Chunks of a completion, up to its end.
+/// Returns all chunks of a completion.
 fn chunks(session: &Session, mut body: Value) -> Vec<Value> {
     body["stream"] = json!(true);
     let mut writing = session.start("v1/completions", body.to_string().as_bytes()).unwrap();
@@ -326,7 +326,10 @@ fn what_may_follow_does_not_depend_on_what_was_asked_before() {
             assert!((token["logit"].as_f64().unwrap() - expected).abs() < 1e-4, "{token} {expected}");
         }
     }
-    assert_ne!(found[4]["tokens"], found[5]["tokens"], "what was generated is penalized, the prompt is not");
+    assert_ne!(
+        found[4]["tokens"], found[5]["tokens"],
+        "generated tokens are penalized, prompt tokens are not"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::output::write_line;
 
-/// First commands to try: text, a view into the model, a server; none of them needs a file.
+/// First commands to try: generation, a view of the model, a server. None of them needs a file.
 const COMMANDS: [(&str, &str, bool); 3] = [
     (
         r#"gpt2 generate "One day""#,

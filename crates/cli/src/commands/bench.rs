@@ -67,7 +67,7 @@ impl FromArgMatches for ThreadCounts {
     }
 }
 
-/// The model arguments define the option itself; see [`several_thread_counts`].
+/// Reads the values of the option that the model arguments define; see [`several_thread_counts`].
 impl Args for ThreadCounts {
     fn augment_args(command: clap::Command) -> clap::Command {
         command
@@ -78,17 +78,17 @@ impl Args for ThreadCounts {
     }
 }
 
-/// Lets `--threads` take several numbers.
+/// Lets `--threads` accept several values.
 pub(crate) fn several_thread_counts(option: clap::Arg) -> clap::Arg {
     option
         .value_delimiter(',')
         .value_name("N,…")
-        .help("Number of threads [default: all that this process may use]; several are measured one after the other")
+        .help("Number of threads [default: all that this process may use]; several values are measured one after another")
 }
 
 /// Prompt lengths of the prefill measurement, in tokens.
 const PREFILL_TOKENS: [usize; 3] = [128, 512, 1024];
-/// Number of prefill runs per prompt; the median counts.
+/// Number of prefill runs per prompt; the median is reported.
 const PREFILL_RUNS: usize = 3;
 /// Numbers of prompt tokens and new tokens for decoding early in the context.
 ///
@@ -97,11 +97,11 @@ const DECODE: (usize, usize) = (8, 128);
 const DECODE_AT_896: (usize, usize) = (896, 64);
 /// Number of cached tokens before the timed passes.
 ///
-/// Passes over one and over several tokens alternate, and the median counts.
+/// Passes over one and over several tokens alternate, and the median is reported.
 const PASSES_AT: usize = 512;
 const PASSES: [usize; 3] = [2, 4, 8];
 const PASS_RUNS: usize = 25;
-/// Numbers of prompt tokens and new tokens in the warm-up run, which is not measured.
+/// Numbers of prompt tokens and new tokens in the unmeasured warm-up run.
 const WARM_UP: (usize, usize) = (8, 8);
 /// Numbers of prompt tokens and new tokens for batched decoding, with the sizes in `BATCHES`.
 const DECODE_BATCH: (usize, usize) = (8, 32);
@@ -139,7 +139,7 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     page_faults_per_token: Option<f64>,
     decode_at_896: Option<f64>,
-    /// Time of a pass over N tokens after 512, relative to a pass over one token, keyed by N.
+    /// Time of a pass over N tokens at position 512, relative to a one-token pass, keyed by N.
     pass_at_512: BTreeMap<usize, f64>,
     /// Total speed of all sequences, keyed by batch size.
     decode_batch: BTreeMap<usize, f64>,
@@ -179,7 +179,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
         );
         output::print_note(&message);
     }
-    // Warm up: the first tokens start the threads and allocate memory that later ones reuse.
+    // Warm up: the first tokens start the threads and allocate memory that later tokens reuse.
     bench.decode(WARM_UP, 1)?;
     let before = (region_count(), page_faults());
     let decode = bench.decode((DECODE.0, new_tokens), 1)?;
@@ -273,7 +273,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures prompt tokens per second, including the logits of the last position.
+    /// Measures prefill in tokens per second, including the logits of the last position.
     fn prefill(&self, tokens: usize) -> Result<f64> {
         let mut elapsed_s = Vec::new();
         for _ in 0..PREFILL_RUNS {
@@ -390,7 +390,7 @@ impl Bench<'_> {
     }
 }
 
-/// Runs this program once per thread count, which is fixed for a process.
+/// Runs this program once per thread count, because a process cannot change its thread count.
 fn each_thread_count(counts: &[u16]) -> Result<ExitCode> {
     let option = format!("--{}", ThreadCounts::OPTION);
     let mut others = Vec::new();
@@ -417,7 +417,7 @@ fn each_thread_count(counts: &[u16]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the number of minor page faults, which need no disk access, as counted by Linux.
+/// Returns Linux's count of minor page faults, which need no disk access.
 fn page_faults() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     // The second field is the program name in parentheses, which may contain spaces. The tenth is the number

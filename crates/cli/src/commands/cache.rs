@@ -60,7 +60,7 @@ pub(crate) struct CacheArguments {
     pub(crate) shards: ActivationsOptions,
 }
 
-/// Model, BOS token, and report of the written file.
+/// Model, BOS token, and report on the written file.
 #[derive(Debug, Args)]
 pub(crate) struct CacheLook {
     #[command(flatten)]

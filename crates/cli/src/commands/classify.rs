@@ -41,7 +41,7 @@ pub(crate) struct ClassifyArguments {
     /// Candidate continuation of the prompt; repeat for each choice
     #[arg(long, value_name = "TEXT", conflicts_with = "ids")]
     pub(crate) choice: Vec<String>,
-    /// Keep the last N tokens of a text that is longer than the context; without it such a text is refused
+    /// Keep the last N tokens of a text longer than the context; by default, such a text is rejected
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) keep_last: Option<usize>,
     /// Print one JSON object: prompt_ids, and labels (label, score, logit; the best first), or tokens (id,

@@ -1,6 +1,6 @@
 //! `gpt2 completions`: prints a script that completes commands, options and values in a shell.
 //!
-//! The script calls the program for the candidates.
+//! The script calls the program to list the candidates.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -38,7 +38,7 @@ pub(crate) struct CompletionsArguments {
 
 const SHELLS: Shells<'static> = Shells(&[&Bash, &Elvish, &Fish, &Nushell, &Powershell, &Zsh]);
 
-/// Nushell, whose external completer reads JSON.
+/// Nushell; its external completer reads JSON.
 struct Nushell;
 
 impl EnvCompleter for Nushell {
@@ -91,7 +91,7 @@ $env.config.completions.external.completer = {{|spans|
     }
 }
 
-/// Environment variable with which a script requests completions.
+/// Environment variable through which a script requests completions.
 const VARIABLE: &str = "GPT2_COMPLETE";
 
 /// Answers a shell's completion request and ends the process; returns if there is no request.
@@ -115,7 +115,7 @@ fn with_candidates(argument: Arg) -> Arg {
     argument.add(ArgValueCandidates::new(move || values.iter().map(CompletionCandidate::new).collect()))
 }
 
-/// Lists models whose names begin with `typed`: built-in, cached and published ones, and files.
+/// Lists built-in, cached and published models, and files, whose names begin with `typed`.
 fn models(typed: &OsStr) -> Vec<CompletionCandidate> {
     let cached = CachedModels::of(&HubOptions::from_environment()).gpt2.into_iter().map(|model| model.name);
     let published = PublishedValues::built_in().ok();

@@ -25,7 +25,7 @@ pub(super) struct Continued {
 
 /// Completes one prompt.
 ///
-/// If `is_printed`, streams a single completion, or prints several below each other.
+/// If `is_printed`, streams a single completion, or prints several one below the other.
 pub(super) fn continue_prompt(
     loaded: &LoadedModel,
     config: &GenerationConfig,
@@ -79,7 +79,7 @@ fn is_whole(reason: StopReason) -> bool {
     matches!(reason, StopReason::Eos | StopReason::Complete)
 }
 
-/// Job for a single prompt, which Ctrl-C can end.
+/// Job for a single prompt; Ctrl-C ends it.
 struct OnePrompt {
     prompt: Option<Vec<u32>>,
     /// Constraint on the completions.

@@ -134,9 +134,9 @@ fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> 
     )
 }
 
-/// Returns the name of the choice in a run's settings.
+/// Returns the name that a run's settings store for the choice.
 ///
-/// A name must never change, because it lets runs of earlier versions resume.
+/// Names must never change, so that runs of earlier versions can be resumed.
 fn long_prompt_name(choice: LongPrompt) -> String {
     match choice {
         LongPrompt::Keep { head, last } => format!("Keep {{ head: {head}, last: {last} }}"),
@@ -144,7 +144,7 @@ fn long_prompt_name(choice: LongPrompt) -> String {
     }
 }
 
-/// Same as [`long_prompt_name`], for the end of the context.
+/// Same as [`long_prompt_name`], for the choice at the end of the context.
 fn when_full_name(choice: WhenFull) -> String {
     match choice {
         WhenFull::Slide { head } => format!("Slide {{ head: {head} }}"),

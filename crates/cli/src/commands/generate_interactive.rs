@@ -23,7 +23,7 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
     let loaded = steering::load(opened, &generation.steering)?;
     let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
     interrupt::end_texts()?;
-    // Each prompt has its own seed, so that repeating a prompt samples another completion.
+    // Each prompt has its own seed, so that repeating a prompt samples a different completion.
     for turn in 0.. {
         let config = GenerationConfig { seed: config.seed.wrapping_add(turn), ..config.clone() };
         let line = match editor.readline("> ") {

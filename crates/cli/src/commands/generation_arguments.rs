@@ -33,7 +33,7 @@ pub(crate) struct GenerationArguments {
 }
 
 impl GenerationArguments {
-    /// Checks the arguments as far as possible before a checkpoint is opened.
+    /// Checks the arguments as far as possible without a checkpoint.
     pub(super) fn check(&self) -> Result<()> {
         let options = self.options();
         // A library may always set `do_sample`. On a command line, two contradictory flags are a mistake.

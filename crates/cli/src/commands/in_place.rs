@@ -1,6 +1,7 @@
 //! Input and output of `gpt2 compress` and `gpt2 decompress`.
 //!
-//! A file gets a sibling with another name, as with zstd. Standard input goes to standard output.
+//! As with zstd, a file's result is written next to it under another name. The result of standard input goes to
+//! standard output.
 
 use std::fs::{self, File, FileTimes};
 use std::io::{IsTerminal, Read, Write, stdin, stdout};
@@ -39,7 +40,7 @@ pub(crate) struct InPlaceArguments {
 /// Input to compress or decompress.
 pub(crate) struct Source {
     pub(crate) reader: Box<dyn Read>,
-    /// Size of a regular file in bytes.
+    /// Size in bytes if the input is a regular file.
     pub(crate) length: Option<u64>,
 }
 

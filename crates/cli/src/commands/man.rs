@@ -27,7 +27,7 @@ pub(crate) struct ManArguments {
     out: Option<PathBuf>,
 }
 
-/// Prints the page of one command, or writes the pages of the whole program, `program`.
+/// Prints one command's page, or writes the pages of all commands of `program`.
 pub(crate) fn run(arguments: &ManArguments, program: Command) -> Result<ExitCode> {
     // `help` has no page.
     let without_help = |command: Command| command.disable_help_subcommand(true);
@@ -56,12 +56,12 @@ fn write_pages(command: &Command, folder: &Path) -> Result<usize> {
     let man = Man::new(command.clone());
     let path = folder.join(man.get_filename());
     let page = page(&man)?;
-    // Pages of an older version are replaced.
+    // Replace pages of an older version.
     replace_file(&path, |partial| Ok(fs::write(partial, page)?))?;
     command.get_subcommands().try_fold(1, |pages, command| Ok(pages + write_pages(command, folder)?))
 }
 
-/// Renders a page; examples keep their line breaks, and the text after them is filled.
+/// Renders a page; examples keep their line breaks, and the text after them is reflowed.
 fn page(man: &Man) -> Result<String> {
     let mut page = Vec::new();
     man.render(&mut page)?;

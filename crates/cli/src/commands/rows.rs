@@ -41,7 +41,7 @@ pub(crate) struct FileArguments {
 }
 
 impl FileArguments {
-    /// Checks the arguments as far as possible before a checkpoint is opened.
+    /// Checks the arguments as far as possible without a checkpoint.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let refuse = |message: &str| Err(UsageError(message.into()));
         // clap does not enforce `requires` for an option that conflicts with a supplied one.
@@ -55,7 +55,7 @@ impl FileArguments {
         Ok(())
     }
 
-    /// Reads the rows of a file with `tokens`, computes them with `work`, and prints failed rows.
+    /// Tokenizes the rows of a file with `tokens`, runs `work` on them, and prints failed rows.
     pub(super) fn run<T: Serialize + Clone>(
         &self,
         input: &Path,
@@ -92,7 +92,7 @@ impl FileArguments {
 
 /// Returns the settings that must match when a run is resumed.
 ///
-/// They consist of the model's settings and `more`, an object.
+/// The result combines the model's settings with the object `more`.
 pub(super) fn settings(model: &ModelArguments, device: &Device, more: Value) -> Value {
     let model = &model.options;
     let mut settings = json!({

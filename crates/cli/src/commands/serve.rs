@@ -29,9 +29,9 @@ use crate::worker;
 
 /// Environment variable for an API key, as an alternative to a key file.
 const KEY_VARIABLE: &str = "GPT2_API_KEY";
-/// Maximum size of a chat template, more than any context holds.
+/// Maximum size of a chat template, far more than any context holds.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
-/// Maximum time to write the last lines of the log.
+/// Maximum time for writing the last lines of the log.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
@@ -141,7 +141,7 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
     arguments.log_format.write_to_stderr();
     // `Listening::new` rejects options that need more open files than the system allows.
     allow_open_files(options.open_files());
-    // Reject invalid options before reading the model, which may take long.
+    // Reject invalid options before reading the model, which may take a while.
     let mut listening = Listening::new(options)?;
     let opened = arguments.model.open_any(hub)?;
     listening.api().dictionaries = dictionaries(&arguments.dictionaries, opened.config())?;
@@ -215,7 +215,7 @@ fn dictionaries(named: &[String], model: &Gpt2Config) -> Result<BTreeMap<String,
     Ok(dictionaries)
 }
 
-/// Reads the keys from the file and the environment.
+/// Reads the API keys from the file and the environment.
 fn keys(file: Option<&Path>) -> Result<Vec<SecretString>> {
     let mut keys = Vec::new();
     if let Some(file) = file {

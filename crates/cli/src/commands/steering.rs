@@ -1,6 +1,6 @@
 //! `gpt2 generate --steer` and `--control-vector`: adds directions to the residual stream.
 //!
-//! They apply to every sequence.
+//! The directions apply to every sequence.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -10,10 +10,10 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use crate::{Problem, in_page, markdown_files};
 
-/// Pages of the repository on GitHub, relative to a file at its root.
+/// The repository's pages on GitHub, relative to a file at its root.
 const GITHUB_PAGES: [&str; 2] = ["../../deployments/github-pages", "../../releases/latest"];
 
-/// Checks every link into the repository, and that the summary is complete.
+/// Checks every link into the repository, and checks that the summary is complete.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let files = markdown_files(root);
     let mut anchors = HashMap::new();

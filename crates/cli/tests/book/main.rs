@@ -121,7 +121,7 @@ fn program() -> PathBuf {
     env::var_os("GPT2_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_gpt2").into(), PathBuf::from)
 }
 
-/// Problem in a line of a page.
+/// Problem on a line of a page.
 struct Problem {
     line: usize,
     message: String,

@@ -104,7 +104,7 @@ fn text_difference(expected: &str, output: &str) -> Option<String> {
     Some(difference)
 }
 
-/// Removes spaces at the ends of lines and empty lines at the end, which readers cannot see.
+/// Removes trailing spaces and trailing empty lines, because readers cannot see them.
 fn trimmed(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().map(str::trim_end).collect();
     lines.join("\n")

@@ -1,4 +1,4 @@
-//! Pictures of the book that its commands write.
+//! Pictures in the book that commands in the book write.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::overwrites;
 
-/// Compares a picture that a page's command wrote with the book's picture of that name, if any.
+/// Compares a picture that a page's commands wrote with the book's picture of that name, if any.
 pub(crate) fn check(root: &Path, name: &OsStr, bytes: &[u8]) -> Result<(), String> {
     let path = root.join("docs/src/pictures").join(name);
     if !path.exists() || fs::read(&path).is_ok_and(|shown| shown == bytes) {

@@ -1,4 +1,4 @@
-//! Page with mistakes, each of which is reported at its line, and nothing else.
+//! Test pages with mistakes: each mistake is reported at its line, and nothing else is.
 
 use std::path::Path;
 
@@ -70,7 +70,7 @@ a = 1
     indented
 "#;
 
-/// Checks the reported lines. The page itself does not need the program.
+/// Checks the reported lines. The test pages do not need the program.
 pub(crate) fn check() -> Result<(), String> {
     let lines = |problems: Vec<Problem>| problems.iter().map(|problem| problem.line).collect::<Vec<_>>();
     let found = page::steps(STATIC_MISTAKES).err().map(lines);

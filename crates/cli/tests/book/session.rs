@@ -22,7 +22,7 @@ use crate::page::{Step, StepKind};
 const LIMIT: Duration = Duration::from_secs(240);
 /// Polling interval while a page runs.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Published models that the cache pretends to hold.
+/// Published models that the cache appears to contain.
 const PUBLISHED: [&str; 5] = [
     "openai-community--gpt2",
     "openai-community--gpt2-medium",
@@ -175,7 +175,7 @@ fn results(folder: &Path, steps: &[Step], status: Option<ExitStatus>) -> Vec<Run
     (0..steps.len()).map(run).collect()
 }
 
-/// Process together with everything it started.
+/// A process and everything it started.
 struct Group(Child);
 
 impl Group {
@@ -196,7 +196,7 @@ impl Drop for Group {
     /// Kills the remaining processes: background servers, and the shell itself after a timeout.
     fn drop(&mut self) {
         let command = format!("kill -KILL -- -{}", self.0.id());
-        // No process may remain, which is not an error.
+        // It is not an error if no process remains.
         let _ = Command::new("bash").arg("-c").arg(command).stderr(Stdio::null()).status();
         let _ = self.0.wait();
     }

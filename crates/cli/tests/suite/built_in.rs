@@ -1,4 +1,4 @@
-//! Tests of the built-in model, which needs no file and no network, in any folder.
+//! Tests of the built-in model, which works in any folder without files or a network.
 
 use std::process::{Command, Output, Stdio};
 
@@ -34,7 +34,7 @@ fn built_in_model_can_be_inspected_and_verified() {
 /// Other weights, another tokenizer or wrong arithmetic would change them.
 #[test]
 fn built_in_model_reproduces_recorded_outputs() {
-    /// Allows for vector instructions that round the last bits of sums differently.
+    /// Tolerance for vector instructions that round the last bits of sums differently.
     const TOLERANCE: f64 = 1e-4;
     let json = |arguments: &[&str]| -> serde_json::Value {
         serde_json::from_slice(&run_in_empty_folder(arguments).stdout).unwrap()

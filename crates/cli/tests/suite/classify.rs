@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, run, run_with_input, settings_line};
 
-/// Allows for f32 sums through three blocks in another order than PyTorch's.
+/// Tolerance for f32 sums through three blocks in a different order than in PyTorch.
 const TOLERANCE: f64 = 1e-4;
 
 fn model(name: &str) -> String {

@@ -69,7 +69,7 @@ pub(crate) fn path(folder: &Path) -> &str {
     folder.to_str().expect("a path in UTF-8")
 }
 
-/// Returns the first line of the file that a run with these arguments leaves when it is interrupted.
+/// Interrupts a run with these arguments and returns the first line of its partial output file.
 ///
 /// Kills the run as soon as the line exists. A run that finishes too early is repeated.
 pub(crate) fn settings_line(folder: &CheckpointFolder, arguments: &[&str]) -> String {

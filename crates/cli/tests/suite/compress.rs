@@ -38,7 +38,7 @@ fn stdout_of(output: &Output) -> &[u8] {
     &output.stdout
 }
 
-/// Runs a command that reports on one line and returns the line.
+/// Runs a command that prints a one-line report and returns the line.
 fn report_line(arguments: &[&str]) -> String {
     let result = run(arguments);
     assert_eq!(
@@ -135,7 +135,7 @@ fn estimate_matches_the_result_and_writes_nothing() {
     assert_refused(&run(&["compress", "--json", "-"]), USAGE, "--json: standard output carries the data");
 }
 
-/// Returns the instruction sets of this processor, as an error message lists them.
+/// Returns this processor's instruction sets, read from an error message.
 fn instruction_sets() -> Vec<String> {
     let rejected = program(&["score", "a"]).env("GPT2_INSTRUCTION_SET", "none").output().unwrap();
     let message = String::from_utf8(rejected.stderr).unwrap();

@@ -1,6 +1,6 @@
 //! Tests of `gpt2 serve` and `gpt2 eval` with hostile templates.
 //!
-//! The limits of a worker end each template, and nothing else is affected.
+//! A worker's limits stop each template, and nothing else is affected.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -13,10 +13,10 @@ use crate::common::{path, run, wait_until};
 use crate::serve::{JSON, Served, send};
 use crate::serve_grammars::descendants;
 
-/// Time limit for a render's two seconds of CPU time on a very busy machine.
+/// Timeout for a template that uses two seconds of CPU time on a very busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Jinja template that takes hours with few steps.
+/// Jinja template that runs for hours in few steps.
 const FOREVER: &str = "{% set s='é'*10000000 %}{% for i in range(99999) %}{% set x=s[-1] %}{% endfor %}";
 
 fn serve_template(template: &str) -> (tempfile::TempDir, Served) {

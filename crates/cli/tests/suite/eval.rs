@@ -71,7 +71,7 @@ fn metric_value(report: &Value, name: &str) -> f64 {
     metrics.iter().find(|metric| metric["name"] == name).unwrap()["value"].as_f64().unwrap()
 }
 
-/// Removes the values that differ between two runs with the same result.
+/// Removes the fields that differ between runs with the same result.
 fn without_speed(mut report: Value) -> Value {
     let fields = ["seconds", "tokens_read", "tokens_scored"];
     report.as_object_mut().unwrap().retain(|key, _| !fields.contains(&key.as_str()));

@@ -103,7 +103,7 @@ fn invalid_assistants_are_rejected() {
     refused(&["--assistant-model", "nowhere/at/all"], FAILURE, "nowhere/at/all");
 }
 
-/// Checks that values from the file apply unless an argument overrides them.
+/// Checks that values from generation_config.json apply unless an argument overrides them.
 #[test]
 fn generation_config_json_sets_the_defaults() {
     let with = |config: Value| CheckpointFolder::tiny().with("generation_config.json", config.to_string());
@@ -204,7 +204,7 @@ fn tokens_and_words_can_be_banned_or_forced() {
     assert!((1..12).all(|index| !repeated[..index].contains(&repeated[index])), "{repeated:?}");
 }
 
-/// Checks the note about an ordinary token as end-of-text token (huggingface/transformers#7275).
+/// Checks the note on an ordinary token as the end-of-text token (huggingface/transformers#7275).
 #[test]
 fn ordinary_eos_token_gets_a_note() {
     let ordinary =
@@ -490,7 +490,7 @@ fn thread_count_does_not_change_completions() {
     assert_eq!([texts("2"), texts("3")], [one.clone(), one]);
 }
 
-/// Returns the first line of the file that an interrupted `gpt2 generate` with these options leaves.
+/// Interrupts `gpt2 generate` with these options and returns the first line of its partial output.
 fn settings_line(folder: &CheckpointFolder, flags: &[&str]) -> String {
     common::settings_line(folder, &[&["generate", "--model", path(folder.path())][..], flags].concat())
 }
@@ -542,7 +542,7 @@ fn ctrl_c_ends_the_completion_but_not_the_program() {
     assert_eq!(child.wait().unwrap().code(), Some(SUCCESS));
 }
 
-/// Compares three choices, each of which is best by another measure.
+/// Compares three choices, each of which is best by a different measure.
 #[test]
 fn choices_are_ranked_by_each_measure() {
     let folder = CheckpointFolder::tiny();
@@ -569,7 +569,7 @@ fn choices_are_ranked_by_each_measure() {
     assert_refused(&empty, USAGE, "empty");
 }
 
-/// Checks scores of a file of prompts; the engine tests how such files are resumed.
+/// Checks the scores of a prompts file; the engine's tests cover resuming.
 #[test]
 fn prompts_file_scores_match_single_prompts() {
     let folder = CheckpointFolder::tiny().with("prompts.txt", PROMPTS);

@@ -203,9 +203,9 @@ fn added_tokens_appear_unchanged() {
     }
 }
 
-/// Checks that options that exclude tokens intersect.
+/// Checks that several options that exclude tokens all apply.
 ///
-/// No token is generated that one of them forbids. If none remains, the error names the options.
+/// No token is generated that any of them forbids. If none remains, the error names the options.
 #[test]
 fn contradictory_options_are_named() {
     let folder = folder();

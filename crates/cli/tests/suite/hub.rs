@@ -24,7 +24,7 @@ const KING: &str = "The king of France is dead, and all the people speak of the 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Cuts off the first response with weights in the middle.
+    /// Cuts off the first weights response halfway.
     CutsOff,
     /// Announces more bytes than the file has.
     WrongSize,

@@ -25,7 +25,7 @@ fn axis_names(report: &Value) -> Vec<&str> {
     report["axes"].as_array().unwrap().iter().map(|axis| axis["name"].as_str().unwrap()).collect()
 }
 
-/// Returns the values as a tensor with the axes' lengths.
+/// Returns the values as a tensor in the shape of the axes.
 fn grid(report: &Value) -> Tensor {
     let shape: Vec<usize> = (0..axis_names(report).len()).map(|axis| labels(report, axis).len()).collect();
     Tensor::from_vec(numbers(&report["values"]), shape, &Device::Cpu).unwrap()
@@ -200,7 +200,7 @@ fn every_view_works_on_the_built_in_model() {
     assert_eq!(piped.json(), run(&["look", "attention", text, "--json"]).json());
 }
 
-/// Generates pairs of a task in a file and finds a circuit with them.
+/// Generates a task's prompt pairs in a file and finds a circuit with them.
 #[test]
 fn circuit_is_found_for_a_generated_task() {
     let folder = tempfile::tempdir().unwrap();
@@ -459,7 +459,7 @@ fn invalid_calls_exit_2_and_explain_what_to_do() {
     let too_long = run(&["generate", "The", "--steer", &wordy, "--layer", "1"]);
     assert_fails_with(&too_long, USAGE, "the model accepts 1 to 512");
 
-    // A head that another model lacks, with a prompt of ids.
+    // A head that the other model does not have, with a prompt of ids.
     let config = fixture_path("inside/plain/config.json");
     let model = ["--model", path(config.parent().unwrap()), "--heads", "2.0"];
     let other = run(&[&["look", "attention", "--ids", "1,2"], &model[..]].concat());
@@ -508,7 +508,7 @@ fn unreadable_files_are_named() {
         std::fs::copy(&wide, subfolder.join("sae_weights.safetensors")).unwrap();
         named(&run(&["look", "features", "The big dog", "--sae", path(&subfolder)]), path(&subfolder));
     }
-    // The dictionary has another width than the model.
+    // The dictionary's width differs from the model's.
     let sae = dictionary(&folder, 18, 30);
     named(
         &run(&["look", "features", "The big dog", "--sae", path(&sae), "--site", "1.resid_pre"]),
@@ -542,7 +542,7 @@ fn unreadable_files_are_named() {
     }
 }
 
-/// Returns the arguments of every view to draw, on the built-in model.
+/// Returns the arguments of the views to draw, all on the built-in model.
 fn views_to_draw(folder: &TempDir) -> Vec<Vec<String>> {
     let sae = dictionary(folder, 256, 12);
     let hostile = "</script> &lt;b&gt; 😀";
@@ -613,7 +613,7 @@ fn every_view_writes_complete_pages_and_pictures() {
     assert!(dom.contains("data-wrong=\"0\""), "{}", &dom[dom.len() - 200..]);
 }
 
-/// Checks that commands overwrite no existing file, as with `gpt2 convert` and `--output`.
+/// Checks that commands never overwrite an existing file, as with `gpt2 convert` and `--output`.
 #[test]
 fn existing_files_are_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();

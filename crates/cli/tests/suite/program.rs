@@ -430,7 +430,7 @@ fn closed_pipe_ends_the_program_quietly() {
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(SUCCESS), &b""[..]));
 }
 
-/// Checks that a failure to write output is never a success, whatever is printed.
+/// Checks that every command fails if its output cannot be written.
 ///
 /// A closed standard output becomes /dev/null before `main`.
 #[cfg(target_os = "linux")]
@@ -485,7 +485,7 @@ fn unwritable_stdout_is_a_failure() {
     assert!(code == Some(USAGE) && error.contains("--colour"), "{error}");
 }
 
-/// Checks that short forms of the prompt, the number of tokens and other options change no output.
+/// Checks that short forms of options do not change the output.
 #[test]
 fn short_options_give_the_same_output() {
     let folder = CheckpointFolder::tiny();
@@ -584,7 +584,7 @@ fn shells_complete_values_and_cached_models() {
     assert!(candidate["description"].as_str().unwrap().starts_with("Maximum number of tokens"));
 }
 
-/// Checks that panics in the tokenizers library become errors of the file.
+/// Checks that panics in the tokenizers library become errors about the tokenizer file.
 #[test]
 fn tokenizer_panics_become_errors() {
     let tiny = std::fs::read(CheckpointFolder::tiny().file("tokenizer.json")).unwrap();
@@ -645,7 +645,7 @@ fn convert_writes_folders_and_gguf_files() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
 }
 
-/// Checks that every command that opens a checkpoint accepts its number of heads.
+/// Checks that every command that opens a checkpoint accepts `--n-head`.
 ///
 /// The fixture `book` does not record it. Without `--n-head`, the number is guessed with a note.
 #[test]
@@ -693,7 +693,7 @@ fn number_of_heads_can_be_specified() {
     );
 }
 
-/// Checks that weights that exceed the memory are rejected before they are read.
+/// Checks that weights larger than memory are rejected before they are read.
 ///
 /// The file has llm.c's format and GPT-3's sizes. Only its header is written.
 #[cfg(target_os = "linux")]

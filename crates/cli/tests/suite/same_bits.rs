@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::common::path;
 
-/// Returns the program's output with these instructions, without times.
+/// Returns the program's output with this instruction set, without times.
 fn output_json(instructions: &str, threads: usize, arguments: &[impl AsRef<OsStr>]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_gpt2"))
         .args(arguments)

@@ -11,10 +11,10 @@ use candle_core::safetensors;
 
 use crate::common::{FAILURE, TIMEOUT, USAGE, assert_refused, program, run, wait_until};
 
-/// Server of the built-in model, which is killed on drop.
+/// Server of the built-in model; dropping it kills the process.
 pub(crate) struct Served {
     pub(crate) child: Child,
-    /// First line of its output.
+    /// First line of the server's output.
     address: String,
 }
 

@@ -1,4 +1,4 @@
-//! Tests of `gpt2 serve` with untrusted grammars, each of which is read in its own process.
+//! Tests of `gpt2 serve` with untrusted grammars, each compiled in its own process.
 
 use std::fs;
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::{program, run, wait_until};
 use crate::serve::{JSON, Served, send};
 
-/// Product of eight regular expressions with a hundred alternatives each, which all begin alike.
+/// Intersection of eight regular expressions, each with a hundred alternatives that begin alike.
 ///
 /// The first byte alone has 100^8 combinations, and the library starts to enumerate them.
 fn product() -> String {

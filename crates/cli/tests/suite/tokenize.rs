@@ -1,4 +1,4 @@
-//! Tests of `gpt2 tokenize`: files, training on them, resuming after a kill, and refusals.
+//! Tests of `gpt2 tokenize`: files, training on them, resuming after a kill, and rejected calls.
 
 use std::fs;
 use std::process::Stdio;

@@ -62,7 +62,7 @@ impl Bench {
         fs::read(self.0.path().join(folder).join(name)).unwrap()
     }
 
-    /// Returns `gpt2 train` from `start` on the file `data` into the folder `out`, with these flags.
+    /// Returns the `gpt2 train` command with this start, data file, output folder and flags.
     fn command(&self, start: [&str; 2], data: &str, out: &str, flags: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
         command.args(["train", "--data", &self.path(data), "--out", &self.path(out)]);
@@ -235,7 +235,7 @@ fn training_killed_ten_times_writes_the_same_files() {
         let resumed = format!("{flags} --resume");
         for attempt in 0..10u64 {
             let mut child = bench.command(start, data, &killed, &resumed).spawn().unwrap();
-            // The first kill comes before any step. Each later one comes some steps after the previous one,
+            // The first kill comes before any step. Each later kill comes some steps after the previous kill,
             // at uneven times, to hit steps, evaluations and saves.
             let wanted = usize::try_from(4 * attempt).unwrap();
             bench.wait_for_steps(&killed, wanted, &mut child);

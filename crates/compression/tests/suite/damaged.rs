@@ -1,10 +1,10 @@
-//! Damaged files give an error, and never wrong bytes.
+//! Damaged files cause an error and never yield wrong bytes.
 
 use candle_gpt2_compression::{CompressionError, Compressor};
 
 use crate::{TINY, compressed, decompressed};
 
-/// Returns an input and its compressed file, which contains a coded stream.
+/// Returns an input and its compressed file with a coded stream.
 fn file() -> (Vec<u8>, Vec<u8>) {
     let bytes = b"the citizen and the word of the citizen".repeat(3);
     let (file, summary) = compressed(&Compressor::new(&TINY, "tiny", None).unwrap(), &bytes);

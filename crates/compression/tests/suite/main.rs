@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use candle_gpt2_compression::{Compressed, CompressionError, Compressor, Summary};
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
 
-/// Texts from this project.
+/// Sample texts from this project.
 const README: &str = include_str!("../../../../README.md");
 const MODEL_CARD: &str = include_str!("../../../../models/stories/README.md");
 

@@ -1,4 +1,4 @@
-//! Models that restore a file, and models that are rejected.
+//! Accepts models that can restore a file and rejects all others.
 
 use candle_gpt2_compression::{Compressed, CompressionError, Compressor};
 use candle_gpt2_engine::{ModelOptions, WeightDType};
@@ -52,7 +52,7 @@ fn other_models_are_rejected_with_the_expected_name() {
     assert_eq!(decompressed(&other, &file).unwrap_err().to_string(), expected);
 }
 
-/// A canary from a machine with different arithmetic is detected.
+/// Detects a canary from a machine with different arithmetic.
 #[test]
 fn arithmetic_mismatch_is_detected_by_the_canary() {
     let (mut file, _) = compressed(&Compressor::new(&TINY, "tiny", None).unwrap(), TEXT);
@@ -77,7 +77,7 @@ fn out_of_range_context_is_rejected() {
     }
 }
 
-/// Tokens for whole words cannot represent every byte.
+/// A tokenizer with tokens only for whole words cannot represent every byte.
 #[test]
 fn tokenizer_without_byte_tokens_is_rejected() {
     let words = json!({
@@ -92,7 +92,7 @@ fn tokenizer_without_byte_tokens_is_rejected() {
     assert_eq!(Compressor::new(&model, "", None).err().unwrap().to_string(), expected);
 }
 
-/// A tokenizer that changes texts makes files larger, but loses no bytes.
+/// A tokenizer that changes texts makes files larger but does not lose any bytes.
 #[test]
 fn normalizing_tokenizer_round_trips_every_byte() {
     let tokenizer =

@@ -1,4 +1,4 @@
-//! Every input is restored, and its compressed size matches the model's predictions.
+//! Every input is restored, and its compressed size fits the model's predictions.
 
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_compression::Compressor;
@@ -8,7 +8,7 @@ use candle_gpt2_kernels::KvDType;
 
 use crate::{BUILT_IN, MODEL_CARD, README, TINY, compressed, decompressed, load};
 
-/// Overhead of a file: the header with the name `tiny`, one group of one stream, and the end.
+/// Overhead of a file: header with the name `tiny`, one group with one stream, and end marker.
 const FORMAT_BYTES: usize = 64;
 /// Maximum length of the random inputs.
 const MAX_LENGTH: u64 = 5000;
@@ -85,7 +85,7 @@ fn special_token_text_is_encoded_as_characters() {
     assert_eq!(bytes, b"a<|endoftext|>b");
 }
 
-/// Several streams in more than one group, decoded in a batch and ending at different steps.
+/// Tests several streams in one or more groups, decoded in a batch and ending at different steps.
 #[test]
 fn long_inputs_round_trip_in_several_streams() {
     let text = format!("{README}{MODEL_CARD}").repeat(200);
@@ -99,7 +99,7 @@ fn long_inputs_round_trip_in_several_streams() {
     }
 }
 
-/// A file exceeds the score of the same windows by at most 2% and the overhead of the format.
+/// A file exceeds the cross-entropy of the same windows by at most 2% plus the format's overhead.
 #[test]
 fn file_size_is_close_to_the_cross_entropy() {
     let text = &MODEL_CARD[..MODEL_CARD.floor_char_boundary(6000)];

@@ -1,7 +1,7 @@
 //! Jinja engine with the settings of a style.
 //!
-//! Steps, the depth of macros and loops, and the output size are bounded. The nesting of values is not:
-//! values nested a hundred thousand levels deep, or values that contain themselves, overflow the stack when
+//! Steps, the depth of macros and loops, and the output size are bounded. The nesting of values is not.
+//! Values nested a hundred thousand levels deep, or values that contain themselves, overflow the stack when
 //! dropped or printed.
 
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::style::Style;
 
-/// Fuel of a chat template: one unit for each instruction or 64 bytes of generated data.
+/// Fuel for a chat template: one unit for each instruction or 64 bytes of generated data.
 ///
 /// A conversation that fills the context uses tens of thousands of units.
 const CHAT_FUEL: u64 = 2_000_000;
@@ -127,7 +127,7 @@ impl Write for Bounded {
     }
 }
 
-/// Calls a method of a Python string, list or dict, including `index` of lists.
+/// Calls a method of a Python string, list or dict, including `list.index`.
 fn method_of_python(
     state: &mut State<'_, '_>,
     of: &Value,

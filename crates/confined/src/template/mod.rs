@@ -20,7 +20,7 @@ use engine::Engine;
 
 pub use style::Style;
 
-/// Limits of one answer in a worker, and of parsing the templates supplied up front.
+/// Limits for one answer in a worker, and for parsing the templates supplied up front.
 const LIMITS: Limits =
     Limits { cpu: Duration::from_secs(2), memory_bytes: 256 << 20, wall: Duration::from_secs(10) };
 /// Maximum total CPU time of a task's renders, not counting the first [`FREE_TIME`] of each.
@@ -37,7 +37,7 @@ const RENDERS_PER_PROCESS: usize = 256;
 const MAX_CONCURRENT: usize = 4;
 /// Maximum wait for one of the running renders to finish.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Deadline of a render on a thread of this process.
+/// Deadline for a render on a thread of this process.
 #[cfg(not(target_family = "wasm"))]
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Stack size of a rendering thread, where the nesting of values is not bounded.
@@ -137,7 +137,7 @@ enum OwnedQuestion {
     List { text: String },
 }
 
-/// Result of a question.
+/// Answer to a question.
 #[derive(Debug, Serialize, Deserialize)]
 enum Reply {
     Text(String),
@@ -267,7 +267,7 @@ impl Templates {
         })
     }
 
-    /// Runs work on a thread of this process.
+    /// Runs `work` on a thread of this process.
     fn run_in_process(
         &self,
         engine: &Arc<Mutex<Engine>>,
@@ -283,7 +283,7 @@ impl Templates {
         })
     }
 
-    /// Asks the worker.
+    /// Asks the worker a question.
     ///
     /// Each conversation gets its own process; the entries of a task share one for many renders.
     fn ask<C: Serialize>(&self, question: &Question<'_, C>) -> Result<Reply, TemplateError> {
@@ -367,9 +367,9 @@ fn invalid(what: String) -> TemplateError {
     TemplateError::Invalid { what }
 }
 
-/// Runs work on a thread.
+/// Runs `work` on a thread until the deadline.
 ///
-/// After the deadline the thread is abandoned and keeps its permit until it finishes.
+/// After that, the thread is abandoned and keeps its permit until it finishes.
 #[cfg(not(target_family = "wasm"))]
 fn within_deadline<T: Send + 'static>(
     permit: Permit,
@@ -394,7 +394,7 @@ fn within_deadline<T: Send + 'static>(
     })
 }
 
-/// Runs work directly, because there are no threads.
+/// Runs `work` directly, because there are no threads.
 #[cfg(target_family = "wasm")]
 fn within_deadline<T>(_: Permit, work: impl FnOnce() -> T) -> Result<T, TemplateError> {
     Ok(work())

@@ -13,7 +13,7 @@ use libtest_mimic::{Arguments, Trial};
 /// Argument that makes the test program act as a worker.
 const WORKER: &str = "worker";
 
-/// The test program as a worker that forks if the system can.
+/// The test program as a worker that forks if the system supports it.
 fn forking() -> WorkerProgram {
     WorkerProgram::this(WORKER).unwrap()
 }

@@ -125,7 +125,7 @@ impl Repository {
         place(&self.blob(etag), &folder.join(name), |at| symlink(&relative, at))
     }
 
-    /// Creates folders below the repository's folder, and rejects links among them.
+    /// Creates folders below the repository's folder, rejecting any that are links.
     fn folder<'a>(&'a self, below: impl IntoIterator<Item = &'a str>) -> io::Result<PathBuf> {
         fs::create_dir_all(&self.cache)?;
         let mut path = self.cache.clone();

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::HubOptions;
 
-/// Weight files of a model, best first, with the prefix and suffix of shard names if it is an index.
+/// Weight files of a model, best first; an index has a prefix and suffix for its shards' names.
 pub(super) const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
     ("model.safetensors", None),
     ("model.safetensors.index.json", Some(("model-", ".safetensors"))),
@@ -28,7 +28,7 @@ pub(super) const ADAPTER_WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "ada
 pub(super) const MODELS: &str = "models--";
 #[cfg(feature = "hub")]
 pub(super) const DATASETS: &str = "datasets--";
-/// Largest configuration file that is read to recognize a model, in bytes.
+/// Maximum size of a configuration file read to recognize a model, in bytes.
 const MAX_CONFIG_BYTES: u64 = 1_000_000;
 
 /// A model in the cache.

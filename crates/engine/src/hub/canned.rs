@@ -1,4 +1,4 @@
-//! Canned responses instead of the network, for the fuzz target `hub_response`.
+//! Canned responses that replace the network in the fuzz target `hub_response`.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::{Progress, Reporter, Silent, Unit};
 /// Response of the Hub: status, headers and body.
 pub type CannedAnswer = (u16, Vec<(String, Vec<u8>)>, Vec<u8>);
 
-/// Downloads a model from prepared responses, which are sent in order.
+/// Downloads a model from prepared responses, sent in order.
 ///
 /// # Errors
 /// If a response is rejected, or there are too few.
@@ -52,7 +52,7 @@ impl Web for Canned {
     }
 }
 
-/// Interrupts the download instead of pausing before another attempt.
+/// Reporter that interrupts the download instead of pausing before a retry.
 struct Impatient;
 
 impl Reporter for Impatient {

@@ -28,7 +28,7 @@ use crate::{Progress, Reporter, Unit};
 
 /// Small files that are downloaded if the repository contains them.
 const SMALL_FILES: [&str; 14] = [
-    // Needed for the note that this adapter is not applied.
+    // Needed to report that this adapter is not applied.
     ADAPTER_CONFIG,
     "chat_template.jinja",
     "chat_template.json",
@@ -78,7 +78,7 @@ pub(super) fn fetch_adapter(
     Client::new(adapter, options, reporter, &network)?.adapter()
 }
 
-/// Downloads a file of a dataset if it is missing, and returns the folder of the snapshot.
+/// Downloads a dataset file if it is missing and returns the folder of its snapshot.
 pub(super) fn fetch_file(
     dataset: &HubName,
     file: &FilePath,
@@ -270,7 +270,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Downloads the files that a snapshot lacks, and returns its folder.
+    /// Downloads a snapshot's missing files and returns its folder.
     fn download_all(&self, commit: &CacheKey, files: &[FilePath]) -> Result<PathBuf, HubError> {
         let folder = self.repository.snapshot(commit);
         // Files in a snapshot never change and appear only when complete.
@@ -326,7 +326,7 @@ impl<'a> Client<'a> {
         self.repository.link(&about.etag, commit, file).map_err(unwritable)
     }
 
-    /// Opens the partial download, and returns whether it had to wait for another process.
+    /// Opens the partial download and returns whether it had to wait for another process.
     fn partial(&self, etag: &CacheKey, model: &str) -> Result<(Partial, bool), HubError> {
         let mut waited = false;
         loop {
@@ -346,7 +346,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Requests the rest of a partial download, or the whole file from a server without range support.
+    /// Requests the rest of a partial download, or the whole file if the server does not support ranges.
     fn resumed(
         &self,
         file: &FilePath,
@@ -508,7 +508,7 @@ impl<'a> Client<'a> {
         self.name.revision.replace('/', "%2F")
     }
 
-    /// Describes the contents of the cache in a message.
+    /// Describes the cache's contents for an error message.
     fn contents(&self) -> String {
         let (kind, beginning) = match self.name.kind {
             Kind::Model => ("model", MODELS),
@@ -551,7 +551,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Lists the first names of a repository's files.
+/// Lists the first few file names in a repository.
 fn some_files(listing: &Listing) -> String {
     const SHOWN: usize = 10;
     let names: Vec<String> =
@@ -563,7 +563,7 @@ fn some_files(listing: &Listing) -> String {
     }
 }
 
-/// Formats a file name for a message, and quotes it if it is unusual.
+/// Formats a file name for a message, quoting it if it is unusual.
 fn shown(name: &str) -> String {
     if FilePath::new(name).is_some() { name.to_owned() } else { quoted(name) }
 }

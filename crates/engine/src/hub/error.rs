@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// A model or dataset file on the Hub that is not available.
+/// Error while obtaining a model or dataset file from the Hub.
 ///
 /// Each message states the problem and how to fix it.
 ///
@@ -45,7 +45,7 @@ pub enum HubError {
     Unreachable {
         /// Address of the Hub.
         endpoint: String,
-        /// Cause of the failed connection.
+        /// Cause of the connection failure.
         cause: String,
         /// Name of the model.
         model: String,
@@ -95,19 +95,19 @@ pub enum HubError {
          HF_TOKEN to an access token"
     )]
     Refused {
-        /// Name of the model, with the file if the error concerns a file.
+        /// Name of the model, including the file name if the error concerns a file.
         model: String,
     },
     /// The model does not exist.
     #[error("{model}: found neither on the Hub nor as a local path; check the name")]
     NoSuchModel {
-        /// Name of the model, with the file if the error concerns a file.
+        /// Name of the model, including the file name if the error concerns a file.
         model: String,
     },
     /// The model or the revision does not exist.
     #[error("{model}: the model or the revision does not exist on the Hub; check both names")]
     NoSuchRevision {
-        /// Name of the model with its revision, and the file if the error concerns a file.
+        /// Name and revision of the model, and the file name if the error concerns a file.
         model: String,
     },
     /// The dataset or the revision does not exist.
@@ -115,13 +115,13 @@ pub enum HubError {
         "{dataset}: the dataset or the revision does not exist on the Hub, and no local file has this name; check the name"
     )]
     NoSuchDataset {
-        /// Name of the dataset with its revision, and the file if the error concerns a file.
+        /// Name and revision of the dataset, and the file name if the error concerns a file.
         dataset: String,
     },
     /// The dataset does not contain the file.
     #[error("{dataset} does not contain {file}; available files: {files}")]
     NoSuchFile {
-        /// Name of the dataset with its revision.
+        /// Name and revision of the dataset.
         dataset: String,
         /// Path of the requested file.
         file: String,
@@ -131,7 +131,7 @@ pub enum HubError {
     /// The Hub responded with an error status.
     #[error("{model}: the Hub responded with status {status}; try again later")]
     Status {
-        /// Name of the model, with the file if the error concerns a file.
+        /// Name of the model, including the file name if the error concerns a file.
         model: String,
         /// HTTP status code.
         status: u16,
@@ -139,13 +139,13 @@ pub enum HubError {
     /// The disk is full.
     #[error("{model}: the disk is full; free some space and run the command again")]
     DiskFull {
-        /// Name of the model, with the file if the error concerns a file.
+        /// Name of the model, including the file name if the error concerns a file.
         model: String,
     },
     /// The connection was lost.
     #[error("{model}: the download was interrupted ({cause}); run the command again to resume it")]
     Interrupted {
-        /// Name of the model, with the file if the error concerns a file.
+        /// Name of the model, including the file name if the error concerns a file.
         model: String,
         /// Cause of the interruption.
         cause: String,
@@ -155,13 +155,13 @@ pub enum HubError {
     /// See [`Reporter::is_interrupted`](crate::Reporter::is_interrupted).
     #[error("{model}: the download was stopped; run the command again to resume it")]
     Stopped {
-        /// Name of the model, with the file if the error concerns a file.
+        /// Name of the model, including the file name if the error concerns a file.
         model: String,
     },
     /// The size of a file differs from the announced size.
     #[error("{model}: expected {expected} bytes, downloaded {found}; run the command again")]
     WrongSize {
-        /// Name of the model, with the file.
+        /// Name of the model, including the file name.
         model: String,
         /// Announced size in bytes.
         expected: u64,
@@ -173,7 +173,7 @@ pub enum HubError {
         "{model}: received no data from the Hub for {seconds} s; run the command again to resume the download"
     )]
     Silent {
-        /// Name of the model, with the file if the error concerns a file.
+        /// Name of the model, including the file name if the error concerns a file.
         model: String,
         /// Timeout in seconds.
         seconds: f64,
@@ -181,7 +181,7 @@ pub enum HubError {
     /// The Hub's response is invalid or unsafe; no part of it was written.
     #[error("{model}: invalid response from the Hub: {cause}; check the Hub's address (HF_ENDPOINT)")]
     InvalidResponse {
-        /// Name of the model, with the file if the error concerns a file.
+        /// Name of the model, including the file name if the error concerns a file.
         model: String,
         /// The header or field, its value, and the expected value.
         cause: String,
@@ -189,7 +189,7 @@ pub enum HubError {
     /// Any other error.
     #[error("{model}: {cause}")]
     Other {
-        /// Name of the model, with the file if the error concerns a file.
+        /// Name of the model, including the file name if the error concerns a file.
         model: String,
         /// Cause of the error.
         cause: String,

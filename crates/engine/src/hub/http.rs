@@ -18,7 +18,7 @@ use crate::Reporter;
 
 /// Interval between checks for an interruption.
 pub(super) const INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum size of a piece of a body, in bytes.
+/// Maximum size of each piece of a body, in bytes.
 const PIECE_BYTES: usize = 64 * 1024;
 const QUEUED_PIECES: usize = 8;
 

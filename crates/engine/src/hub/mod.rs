@@ -1,4 +1,4 @@
-//! Models and dataset files on the Hugging Face Hub, in the cache shared with Python's library.
+//! Models and dataset files from the Hugging Face Hub, cached together with Python's library.
 //!
 //! Models are named `owner/name[@revision]`, and dataset files `owner/name[@revision]/path`.
 
@@ -116,7 +116,7 @@ pub fn dataset_file(
     }
 }
 
-/// Whether a path has an extension of weight files, which names on the Hub do not have.
+/// Whether a path has a weight-file extension, which names on the Hub never have.
 fn is_file_name(path: &Path) -> bool {
     const EXTENSIONS: [&str; 8] = ["safetensors", "gguf", "bin", "pt", "pth", "ckpt", "json", "index"];
     path.extension().and_then(|extension| extension.to_str()).is_some_and(|end| EXTENSIONS.contains(&end))

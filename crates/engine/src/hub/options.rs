@@ -40,7 +40,7 @@ pub struct HubOptions {
     pub endpoint: String,
     /// Folder of the cache, in the layout of Python's `huggingface_hub`.
     pub cache: PathBuf,
-    /// Token for gated and private models, which `{:?}` does not show.
+    /// Token for gated and private models; `{:?}` does not reveal it.
     pub token: Option<SecretString>,
     /// Maximum time without data before a request or download fails; 60 seconds by default.
     pub timeout: Duration,

@@ -1,4 +1,4 @@
-//! Rows of an input file, which stays in memory and is tokenized line by line on request.
+//! Rows of an in-memory input file, tokenized line by line on request.
 
 use std::fmt::{self, Formatter};
 use std::ops::Range;
@@ -34,7 +34,7 @@ impl RowFile {
     /// Splits the contents of the file `path` into lines.
     pub fn new(path: &Path, bytes: Vec<u8>) -> Self {
         let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
-        // Byte order mark that some editors write before UTF-8.
+        // Byte order mark that some editors write at the start of UTF-8 files.
         let start = if bytes.starts_with("\u{FEFF}".as_bytes()) { "\u{FEFF}".len() } else { 0 };
         let content = bytes[start..].strip_suffix(b"\n").unwrap_or(&bytes[start..]);
         let is_empty = content.is_empty();
@@ -147,7 +147,7 @@ pub struct RowSequences {
     pub sequences: Result<Vec<Vec<u32>>, EngineError>,
 }
 
-/// Rows of a file, and the function that tokenizes them.
+/// Rows of a file and the function that tokenizes them.
 pub(super) struct Lines<'a, T> {
     file: RowFile,
     tokens: &'a dyn Fn(&Row) -> Result<T, EngineError>,
@@ -164,7 +164,7 @@ pub(super) struct Line<T> {
     pub(super) tokens: Result<T, String>,
 }
 
-/// Row of an input file: a prompt or token ids, and other keys.
+/// Row of an input file: a prompt or token ids, plus any other keys.
 ///
 /// Returned by a [`RowFile`], and passed to the tokenizing function of [`RowsJob::run`](crate::RowsJob::run).
 #[derive(Debug, Default, Serialize)]
@@ -244,7 +244,7 @@ impl Row {
         })?;
         let has_ids = other.contains_key("ids");
         let prompt = match other.remove("prompt") {
-            // Key of the prompt in datasets of labeled texts.
+            // Datasets of labeled texts use this key for the prompt.
             None if !has_ids => other.remove("text"),
             prompt => prompt,
         };
@@ -279,12 +279,12 @@ impl Row {
         self.text().chars().take(SHOWN).collect()
     }
 
-    /// Note on the first character of the prompt that the tokenizer drops; see [`Vocabulary::lost_note`].
+    /// Note on the first prompt character that the tokenizer drops; see [`Vocabulary::lost_note`].
     pub fn lost_note(&self, vocabulary: &Vocabulary) -> Option<String> {
         vocabulary.lost_note(self.text())
     }
 
-    /// Prompt that a model receives for this row.
+    /// Prompt passed to a model for this row.
     ///
     /// # Errors
     /// If [`Row::tokens`] or [`Vocabulary::prompt`] fails.

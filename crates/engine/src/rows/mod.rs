@@ -1,6 +1,6 @@
 //! Bulk jobs: each row of an input file becomes one line of JSON, in input order.
 //!
-//! [`RowsJob::run`] reads the rows (`lines.rs`) and passes them to the work (`work.rs`), which computes any
+//! [`RowsJob::run`] reads the rows (`lines.rs`) and passes them to the work (`work.rs`), which may compute any
 //! number at a time. It writes each result after the results of all earlier rows. A row that cannot be read
 //! or computed becomes a line with its `error`, and does not affect other rows. An output file is locked and
 //! survives an interruption; `partial.rs` describes how a job resumes.
@@ -25,7 +25,7 @@ use self::partial::Partial;
 pub use self::work::{PromptCompletions, ScoredText, TokenLogprob};
 use crate::{EngineError, Progress, Reporter, Unit};
 
-/// A file of rows, and the destination of the results.
+/// A file of rows and the destination of its results.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, RowsJob, RowsOutput, Silent};
@@ -74,11 +74,11 @@ pub struct RowsJob<'a> {
 pub enum RowsOutput<'a> {
     /// Passes each line, without its line break, to a function.
     Lines(WriteLine<'a>),
-    /// Writes to a file, which appears when all lines are complete.
+    /// Writes to a file that appears once all lines are complete.
     File {
         /// Path of the file.
         path: &'a Path,
-        /// Whether to continue after the lines of an interrupted job.
+        /// Whether to resume an interrupted job after its last written line.
         resume: bool,
     },
 }
@@ -100,10 +100,10 @@ pub struct FailedRow {
 }
 
 impl RowsJob<'_> {
-    /// Tokenizes every row with `tokens`, and uses `work` to compute the rows not written yet.
+    /// Tokenizes every row with `tokens`, then computes the rows not yet written with `work`.
     ///
     /// Returns the failed rows, including those of an interrupted job. Load the model inside `work`, so that
-    /// a job that cannot resume is rejected before.
+    /// a job that cannot resume is rejected beforehand.
     ///
     /// # Errors
     /// If `work` fails, the output exists, another process is writing it, or an interrupted job cannot be
@@ -170,7 +170,7 @@ pub struct Rows<'a, T> {
     written: usize,
     /// Index of the next line to read.
     next: usize,
-    /// Lines that were read but not written, by index.
+    /// Lines that were read but not yet written, by index.
     pending: BTreeMap<usize, Pending<T>>,
     output: Output<'a>,
     failed: Vec<FailedRow>,
@@ -182,7 +182,7 @@ enum Output<'a> {
     File(Partial),
 }
 
-/// A line that is not written yet.
+/// A line not yet written.
 enum Pending<T> {
     Open(Line<T>),
     /// Finished line, ready to be written.
@@ -210,7 +210,7 @@ struct Report<'a, T, A> {
 }
 
 impl<T: Serialize + Clone> Rows<'_, T> {
-    /// Reads up to the next valid row, and returns it with its index.
+    /// Reads up to the next valid row and returns it with its index.
     fn next_row(&mut self) -> Result<Option<(usize, T)>, EngineError> {
         while self.next < self.lines.len() {
             if let Some(row) = self.read_line()? {
@@ -220,7 +220,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         Ok(None)
     }
 
-    /// Reads the next `count` lines, and returns the valid rows.
+    /// Reads the next `count` lines and returns the valid rows.
     fn next_rows(&mut self, count: usize) -> Result<Vec<(usize, T)>, EngineError> {
         let end = self.lines.len().min(self.next.saturating_add(count));
         (self.next..end).filter_map(|_| self.read_line().transpose()).collect()
@@ -234,7 +234,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         self.next -= self.next % size;
     }
 
-    /// Reads the row of the next line; an invalid line is answered with its error.
+    /// Reads the next line's row; an invalid line is answered with its error.
     fn read_line(&mut self) -> Result<Option<(usize, T)>, EngineError> {
         let index = self.next;
         self.next += 1;
@@ -251,7 +251,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         Ok(row.ok().map(|row| (index, row)))
     }
 
-    /// Stores the answer of a row, and writes all lines that are ready.
+    /// Stores a row's answer and writes all lines that are ready.
     fn answer(
         &mut self,
         index: usize,
@@ -300,7 +300,7 @@ fn answered<T: Serialize>(
     Ok(Pending::Answered { json, failed: error.map(|error| FailedRow { line: line.number, error }) })
 }
 
-/// Whether an output line belongs to this line of the input.
+/// Whether an output line belongs to the given input line.
 fn is_of<T: Serialize>(written: &Value, line: &Line<T>) -> bool {
     let same_outcome = match &line.tokens {
         Ok(tokens) => written["prompt_ids"] == json!(tokens),

@@ -1,7 +1,7 @@
 //! Resumable output of a bulk job.
 //!
 //! Lines are collected in `FILE.partial`, whose first line holds the settings, and `FILE` appears when all
-//! lines are complete. A line counts once its line break is written, so a resumed job neither loses nor
+//! lines are complete. A line counts once its line break has been written, so a resumed job neither loses nor
 //! repeats lines. The partial file is locked while a job writes it.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Opens the partial file of `output`, after the lines of an interrupted job if `resume` is set.
+    /// Opens the partial file of `output`; `resume` keeps the lines of an interrupted job.
     pub(super) fn open(
         output: &Path,
         resume: bool,
@@ -53,7 +53,7 @@ impl Partial {
         Ok(partial)
     }
 
-    /// Checks the lines of an interrupted job, and removes an incomplete last line.
+    /// Checks the lines of an interrupted job and removes an incomplete last line.
     fn check(&mut self, settings: &Value, is_of: IsOf<'_>) -> io::Result<()> {
         let mut count = 0;
         let half = self.file.for_each_line(|line| {
@@ -87,7 +87,7 @@ impl Partial {
         let _ = fs::remove_file(&self.path);
     }
 
-    /// Copies the lines without the settings to the output file, and removes the partial file.
+    /// Copies all lines but the settings to the output file and removes the partial file.
     pub(super) fn finish(self) -> Result<(), EngineError> {
         create_file(&self.output, |complete| {
             let mut reader = BufReader::new(self.file.as_file());
@@ -104,7 +104,7 @@ fn failed(path: &Path, error: &io::Error) -> EngineError {
     EngineError::PartialFile { path: path.to_owned(), what: error.to_string() }
 }
 
-/// Rejects settings that differ, and names the first differing option.
+/// Rejects settings that differ, naming the first differing option.
 fn check_settings(before: &Value, now: &Value) -> io::Result<()> {
     let options = |settings: &Value| -> BTreeMap<String, Value> {
         let outer = settings.as_object().into_iter().flatten().filter(|(name, _)| *name != "config");

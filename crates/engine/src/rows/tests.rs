@@ -91,7 +91,7 @@ fn tokens(row: &Row) -> Result<Vec<u8>, EngineError> {
     Ok(row.key("ids", "a list of token ids")?.unwrap_or_else(|| row.text().as_bytes().to_vec()))
 }
 
-/// Returns the lines that a job prints, and its failed rows.
+/// Returns the lines that a job prints and the rows that failed.
 fn printed(input: &str, content: &[u8], order: Order) -> (Vec<String>, Vec<(usize, String)>) {
     let mut lines = Vec::new();
     let output = RowsOutput::Lines(Box::new(|line| {
@@ -158,7 +158,7 @@ fn output_order_does_not_depend_on_computation_order() {
 
 const CONTENT: &[u8] = b"a\n\xe9\nfails\nbb\n";
 
-/// A job that was cut at any byte resumes and computes only the missing rows.
+/// An output cut at any byte can be resumed, and only the missing rows are computed.
 #[test]
 fn job_resumes_after_a_cut_at_any_byte() {
     let mut job = Fixture::new();
@@ -166,7 +166,7 @@ fn job_resumes_after_a_cut_at_any_byte() {
     let expected = fs::read_to_string(job.output()).unwrap();
     assert!(!job.partial().exists());
     let whole = format!("{}\n{expected}", job.settings);
-    // Before and after each line break, and at multiples of 11.
+    // Cuts just before and after each line break, and at multiples of 11.
     let is_tried = |cut: &usize| {
         cut.is_multiple_of(11) || whole[*cut..].starts_with('\n') || whole[..*cut].ends_with('\n')
     };

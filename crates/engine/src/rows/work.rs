@@ -77,7 +77,7 @@ impl Rows<'_, Question> {
     }
 }
 
-/// Separates the error of a row from a device failure, which would affect every other row too.
+/// Separates a row's own error from a device failure, which would affect every other row too.
 fn of_row<A>(computed: Result<A, EngineError>) -> Result<Result<A, EngineError>, EngineError> {
     match computed {
         Err(error @ EngineError::Generation(GenerationError::Candle(_))) => Err(error),
@@ -88,7 +88,7 @@ fn of_row<A>(computed: Result<A, EngineError>) -> Result<Result<A, EngineError>,
 /// Job that generates completions for rows.
 struct Continued<'a, 'r> {
     rows: &'a mut Rows<'r, Vec<u32>>,
-    /// Index of the row of each prompt.
+    /// Row index of each prompt.
     indices: Vec<usize>,
     processors: &'a [LogitsProcessor],
 }
@@ -121,7 +121,7 @@ impl Job for Continued<'_, '_> {
     }
 }
 
-/// Completions of a prompt as JSON: the fields of one, or a list `sequences` of several.
+/// Completions of a prompt as JSON: the fields of a single one, or a list `sequences` of several.
 ///
 /// [`Rows::generate`] writes them for each row of a [`RowsJob`](crate::RowsJob).
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -148,7 +148,7 @@ impl From<Vec<Completion>> for PromptCompletions {
     }
 }
 
-/// Log-probabilities and loss of a text, with natural logarithms.
+/// Log-probabilities and loss of a text, in natural logarithms.
 ///
 /// [`Rows::score`] writes them for each row of a [`RowsJob`](crate::RowsJob).
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -178,10 +178,10 @@ pub struct TokenLogprob {
 }
 
 impl ScoredText {
-    /// Scores a text, with the `top` most probable tokens at each position.
+    /// Scores a text and reports the `top` most probable tokens at each position.
     ///
-    /// A text longer than the context is scored in windows that begin every `stride` tokens, by default every
-    /// half context. `on_tokens` is called with the number of scored tokens.
+    /// A text longer than the context is scored in windows that begin every `stride` tokens, by default half
+    /// the context. `on_tokens` is called with the number of scored tokens.
     ///
     /// # Errors
     /// If the text has too few tokens or an id outside the vocabulary, `stride` is out of range, or a logit

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::record::Row;
 
-/// Iterates over the rows, each with the line that it begins on.
+/// Iterates over the rows, each with the number of its first line.
 ///
 /// The first row names the fields, unless it contains none of `columns`. In that case the row is an
 /// entry, and `columns` name the fields.
@@ -44,7 +44,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Returns the line of the first byte at or after a position that is not part of a line ending.
+    /// Returns the line number at a position, after skipping any line endings there.
     fn line_at(&mut self, position: Option<&Position>) -> usize {
         let place =
             position.and_then(|position| usize::try_from(position.byte()).ok()).unwrap_or(self.counted);

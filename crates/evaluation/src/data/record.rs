@@ -1,4 +1,4 @@
-//! An entry of the data: its fields, with precise errors for invalid ones.
+//! An entry in the data: its fields, with precise errors for invalid ones.
 
 use std::path::PathBuf;
 
@@ -6,17 +6,17 @@ use serde_json::{Map, Value};
 
 use crate::DataError;
 
-/// Maximum characters of an invalid value in an error message.
+/// Maximum length of an invalid value in an error message, in characters.
 const SHOWN_CHARACTERS: usize = 60;
 /// Maximum number of field names in an error message.
 const SHOWN_NAMES: usize = 12;
 /// Fields that identify an entry; the first one present is used.
 const ID_FIELDS: [&str; 5] = ["id", "ind", "qID", "pairID", "index"];
 
-/// Line number of an entry, with its fields or the reason that it is invalid.
+/// Line number of an entry, with either its fields or the reason it is invalid.
 pub(super) type Row = (usize, Result<Map<String, Value>, String>);
 
-/// An entry of the data: the fields of a JSON object, of a CSV row or of a Parquet row.
+/// An entry in the data: the fields of a JSON object, a CSV row or a Parquet row.
 ///
 /// Returned by [`Data::records`](crate::Data::records).
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ impl Record {
         &self.fields
     }
 
-    /// Returns the value of a field.
+    /// Returns a field's value.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         self.fields.get(field)
     }

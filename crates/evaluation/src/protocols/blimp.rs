@@ -14,10 +14,10 @@ use crate::{
     Totals,
 };
 
-/// Number of paradigms, each for one point of grammar.
+/// Number of paradigms, each of which tests one point of grammar.
 const PARADIGMS: usize = 67;
 
-/// Mean over paradigms, which come from the field `UID` or the file names.
+/// Mean accuracy over paradigms, identified by the field `UID` or the file names.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "blimp:lm-eval",
     about: "which of two sentences is grammatical, for 67 points of grammar; the mean over these",
@@ -58,7 +58,7 @@ fn paradigm(record: &Record) -> String {
     record.text("UID").map_or_else(|_| record.file_stem(), str::to_owned)
 }
 
-/// Mean accuracy of the paradigms; its error follows from their independent errors.
+/// Computes the mean accuracy of the paradigms, with the standard error of independent paradigms.
 fn measure(_: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     let mut paradigms: BTreeMap<Option<&str>, Vec<bool>> = BTreeMap::new();
     for result in results {

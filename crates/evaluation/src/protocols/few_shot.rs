@@ -9,7 +9,7 @@ use rand_mt::Mt;
 
 use crate::{Data, EvaluationError, ExampleSource, Record, Setting, Shots};
 
-/// Largest pool that Python samples from a list for few examples; more examples raise the limit.
+/// Largest pool that Python copies to sample up to 5 examples; more examples raise the limit.
 const SMALLEST_POOL: usize = 21;
 
 /// Method of choosing examples.
@@ -22,7 +22,7 @@ pub(super) enum Sampler {
     FirstN,
 }
 
-/// Pool of examples, and the method of choosing from it.
+/// Pool of examples, with the method of choosing from it.
 pub(super) struct Pool {
     pub(super) records: Vec<Record>,
     pub(super) sampler: Sampler,
@@ -30,7 +30,7 @@ pub(super) struct Pool {
     pub(super) excludes: bool,
 }
 
-/// Examples of a run, question by question; all samples come from one random sequence.
+/// Sampler of a run's examples; one random sequence covers all questions.
 pub(super) struct Examples {
     pool: Pool,
     count: usize,
@@ -38,7 +38,7 @@ pub(super) struct Examples {
 }
 
 impl Examples {
-    /// Creates the examples of a protocol; `None` if the run has no examples.
+    /// Creates the sampler for a protocol; `None` if the run uses no examples.
     pub(super) fn of_protocol(data: &Data, setting: &Setting<'_>) -> Result<Option<Self>, EvaluationError> {
         let Some(shots) = setting.shots else { return Ok(None) };
         let excludes = match shots.source {
@@ -54,7 +54,7 @@ impl Examples {
         Self { pool, count: shots.count, random: PythonRandom::new(shots.seed) }
     }
 
-    /// Returns the examples before this question, rendered by `text` and joined.
+    /// Returns the examples that precede this question, rendered by `text` and joined.
     pub(super) fn before<E: From<EvaluationError>>(
         &mut self,
         question: &Record,
@@ -108,7 +108,7 @@ impl PythonRandom {
         Self(Mt::new_with_key(words[..used].iter().copied()))
     }
 
-    /// Returns a number below `bound`, which is at least 1.
+    /// Returns a random number below `bound`, which must be at least 1.
     fn below(&mut self, bound: usize) -> usize {
         let bits = usize::BITS - bound.leading_zeros();
         loop {
@@ -120,7 +120,7 @@ impl PythonRandom {
         }
     }
 
-    /// Returns `count` distinct numbers below `len`, in the order of `random.sample(range(len), count)`.
+    /// Samples `count` distinct numbers below `len`, in the order of `random.sample(range(len), count)`.
     fn sample(&mut self, len: usize, count: usize) -> Vec<usize> {
         let mut set_size = SMALLEST_POOL;
         if count > 5 {

@@ -1,4 +1,4 @@
-//! HellaSwag: choosing the ending that continues a passage, out of four.
+//! HellaSwag: choosing which of four endings continues a passage.
 
 use serde_json::{Map, Value};
 
@@ -22,7 +22,7 @@ const LLM_C_SCRIPT: &str = "karpathy/llm.c, dev/data/hellaswag.py, in TF32";
 /// Number of endings per item.
 const ENDINGS: usize = 4;
 
-/// Cleaned texts, scored by sum and per character.
+/// Protocol that scores cleaned texts by sum and per character.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "hellaswag:lm-eval",
     about: "which ending continues a cleaned text; scored by sum and per character",
@@ -40,7 +40,7 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     measure: lm_eval::measure,
 };
 
-/// Original texts, scored by sum and per token.
+/// Protocol that scores original texts by sum and per token.
 pub(super) const LLM_C: Protocol = Protocol {
     name: "hellaswag:llm.c",
     about: "which ending continues the original text; scored by sum and per token",
@@ -64,7 +64,7 @@ pub(super) const LLM_C: Protocol = Protocol {
     ..DEFAULTS
 };
 
-/// Texts cleaned as in lm-evaluation-harness, scored by the mean per token after the common prefix.
+/// Protocol that scores cleaned texts by the mean per token after the common prefix.
 pub(super) const LLAMA_CPP: Protocol = Protocol {
     name: "hellaswag:llama.cpp",
     about: "which ending continues a cleaned text; scored per token after the common prefix",

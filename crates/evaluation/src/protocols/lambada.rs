@@ -30,7 +30,7 @@ const DATASET: Dataset = Dataset {
 
 const ISSUE_2159: &str = "EleutherAI/lm-evaluation-harness#2159";
 
-/// All tokens of the last word, and the perplexity per word.
+/// Protocol that scores all tokens of the last word and reports the perplexity per word.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "lambada:lm-eval",
     about: "the last word: whether each of its tokens is the most probable, and the perplexity per word",
@@ -56,7 +56,7 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     measure: |_, results| measure_words(results),
 };
 
-/// The last token, which is often only the end of a word.
+/// Protocol that scores only the last token, which is often just the end of a word.
 pub(super) const LAST_TOKEN: Protocol = Protocol {
     name: "lambada:last-token",
     about: "the last token, which may be only the end of a word: whether it is the most probable",
@@ -80,7 +80,7 @@ pub(super) const LAST_TOKEN: Protocol = Protocol {
     ..DEFAULTS
 };
 
-/// The last word, delimited by whitespace and encoded separately from the stripped context.
+/// Protocol that scores the last whitespace-delimited word, encoded separately from its context.
 pub(super) const MEGATRON_STRICT: Protocol = Protocol {
     name: "lambada:megatron-strict",
     about: "the last word as delimited by whitespace, after a stripped context: whether each of its tokens is the most probable",
@@ -92,7 +92,7 @@ pub(super) const MEGATRON_STRICT: Protocol = Protocol {
     ..DEFAULTS
 };
 
-/// Greedily generated word without stop words, following the paper's description.
+/// Protocol that generates the last word greedily without stop words, as the paper describes.
 pub(super) const STOP_WORDS: Protocol = Protocol {
     name: "lambada:stop-words",
     about: "the last word, generated greedily in up to 6 tokens, none of which is a stop word",
@@ -117,7 +117,7 @@ pub(super) const STOP_WORDS: Protocol = Protocol {
     ..DEFAULTS
 };
 
-/// Accuracies from the paper, with a stop-word filter that was not published.
+/// Accuracies from the paper, which used an unpublished stop-word filter.
 const ACC: [Published; 4] = [
     paper(Size::Small, "acc", 0.4599),
     paper(Size::Medium, "acc", 0.5548),
@@ -173,7 +173,7 @@ fn prepare_last_words(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Ev
     })
 }
 
-/// Computes `acc`, and the `perplexity` per item of the scored tokens.
+/// Computes `acc`, and the `perplexity` of the scored tokens per item.
 pub(super) fn measure_words(results: &[ItemResult]) -> Vec<Metric> {
     let perplexity = Ratio::of(texts(results).map(|word| (-word.logprob, 1)));
     let perplexity = perplexity.map(|nats| Metric::perplexity("perplexity", &nats));
@@ -212,12 +212,12 @@ fn white_space_word(
     Ok(scored(index, record, vec![Choice::of(sequence, word)], Some(0)).into())
 }
 
-/// Number of tokens generated for a word.
+/// Number of tokens to generate for a word.
 const WORD_TOKENS: usize = 6;
 
-/// Builds an item whose expected word is the last word of [`basic_tokenizer`].
+/// Builds an item that expects the last word found by [`basic_tokenizer`].
 ///
-/// The prompt is the passage without its last characters, up to the length of that word.
+/// The prompt is the passage without its last N characters, where N is the length of that word.
 fn written_word(
     vocabulary: &Vocabulary,
     index: usize,
@@ -244,12 +244,12 @@ fn written_word(
     Ok(Item { index, id: record.id(), group: None, context_tokens, work }.into())
 }
 
-/// Accuracy: the fraction of texts whose scored tokens are all the most probable ones.
+/// Accuracy: the fraction of texts in which every scored token is the most probable one.
 fn all_greedy(results: &[ItemResult]) -> Option<Metric> {
     Metric::share("acc", texts(results).map(|word| word.is_greedy))
 }
 
-/// Tokens that, in lower case, form a complete stop word.
+/// Returns the tokens that form a complete stop word in lower case.
 fn stop_tokens(vocabulary: &Vocabulary) -> Vec<u32> {
     let stop_words: HashSet<&str> = STOP_WORDS_OF_NLTK.split_whitespace().collect();
     let is_stop_word = |id: &u32| {

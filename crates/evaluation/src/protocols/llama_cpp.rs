@@ -32,7 +32,7 @@ pub(crate) fn first_scored(window_length: usize) -> usize {
     window_length / 2 + 1
 }
 
-/// Encodes a file, without a single trailing line break.
+/// Encodes a file after removing one trailing line break.
 pub(crate) fn encode_file(setting: &Setting<'_>, text: &str) -> Result<Vec<u32>, EvaluationError> {
     encode_long(setting, text.strip_suffix('\n').unwrap_or(text), encode_plain)
 }

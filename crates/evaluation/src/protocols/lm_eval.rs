@@ -38,7 +38,7 @@ pub(super) struct Pair<'a> {
     pub(super) measured: &'a str,
 }
 
-/// Builds an item from the question in each entry of the data.
+/// Builds an item from the question in each data entry.
 pub(super) fn prepare_questions(
     data: &Data,
     setting: &Setting<'_>,
@@ -58,7 +58,7 @@ pub(super) fn prepare_questions(
     })
 }
 
-/// Paths of the elements of a list.
+/// Paths of a list's elements.
 pub(super) fn element_paths(list: &str, count: usize) -> Vec<String> {
     (0..count).map(|index| format!("{list}[{index}]")).collect()
 }

@@ -18,7 +18,7 @@ mod winogrande;
 use crate::{Dataset, Kl, Protocol};
 use shared::DEFAULTS;
 
-/// All protocols, in the order of the list.
+/// All protocols, in listing order.
 pub(crate) const ALL: &[&Protocol] = &[
     &wikitext::LM_EVAL,
     &wikitext::HF,

@@ -9,7 +9,7 @@ use crate::detokenize::is_space;
 use crate::protocol::Dataset;
 use crate::{DataError, ExampleSource, Protocol, Record, Size};
 
-/// Physical common sense: choosing the solution that achieves a goal, out of two.
+/// Physical common sense: choosing which of two solutions achieves a goal.
 pub(super) const PIQA: Protocol = Protocol {
     name: "piqa:lm-eval",
     about: "which of two ways reaches a goal; scored by sum and per character",
@@ -100,7 +100,7 @@ pub(super) const SCIQ: Protocol = Protocol {
     ..QUESTIONS
 };
 
-/// Common fields of the protocols.
+/// Fields that all of these protocols share.
 const QUESTIONS: Protocol =
     Protocol { few_shot: Some(ExampleSource::Training), measure: lm_eval::measure, ..DEFAULTS };
 
@@ -135,7 +135,7 @@ fn named(record: &Record, fields: &[&str]) -> Result<(Vec<String>, Vec<String>),
     Ok((texts.collect::<Result<_, _>>()?, fields.iter().map(|field| (*field).to_owned()).collect()))
 }
 
-/// Reads the answers of `choices`, and the correct one by its label in `answerKey`.
+/// Reads the answers in `choices`, and finds the correct one by its label in `answerKey`.
 ///
 /// `choices` is a list of objects with `text` and `label`, or an object with two lists of these names.
 fn answers(record: &Record, holder: &Record, context: String) -> Result<Question, DataError> {

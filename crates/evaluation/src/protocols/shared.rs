@@ -1,4 +1,4 @@
-//! Shared parts of protocols: default fields, items from records, published results, errors.
+//! Code shared by the protocols: default fields, items from records, published results, errors.
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
@@ -21,15 +21,15 @@ pub(super) const DEFAULTS: Protocol = Protocol {
     measure: |_, _| Vec::new(),
 };
 
-/// Sources of results for several tasks.
+/// Sources of published results for more than one task.
 pub(super) const GPT_NEO: &str = "EleutherAI/gpt-neo, README";
 pub(super) const GPT2_CARD: &str = "crumb/gpt2023, model card";
 /// Source of the paper's results.
 const PAPER: &str = "Radford et al. 2019, table 3";
-/// Protocol of the paper's results.
+/// Protocol name for the paper's results, whose protocol is unknown.
 const NOT_PUBLISHED: &str = "not published";
 
-/// Creates a published result of the protocol that lists it.
+/// Creates a published result for the protocol that lists it.
 pub(super) const fn published(
     model: Size,
     metric: &'static str,
@@ -40,12 +40,12 @@ pub(super) const fn published(
     Published { model, metric, value, source, protocol, exact: true }
 }
 
-/// Creates a published result of the paper.
+/// Creates a result published in the paper.
 pub(super) const fn paper(model: Size, metric: &'static str, value: f64) -> Published {
     Published { model, metric, value, source: PAPER, protocol: NOT_PUBLISHED, exact: false }
 }
 
-/// An item of the data, and whether it lost its beginning.
+/// An item, and whether it was truncated at the beginning.
 pub(super) struct PreparedItem {
     pub(super) item: Item,
     pub(super) is_cut: bool,
@@ -87,7 +87,7 @@ pub(super) fn prepare_records(
     Ok(prepared)
 }
 
-/// Maximum number of items.
+/// Returns the maximum number of items.
 pub(crate) fn limit(setting: &Setting<'_>) -> Result<usize, EvaluationError> {
     match setting.limit {
         Some(0) => Err(wrong_setting("`limit`", "at least 1 item", "0")),
@@ -95,16 +95,16 @@ pub(crate) fn limit(setting: &Setting<'_>) -> Result<usize, EvaluationError> {
     }
 }
 
-/// Builds a record's item with one choice, or with several choices whose correct one is `gold`.
+/// Builds a record's item from one choice, or from several choices with the correct index `gold`.
 pub(super) fn scored(index: usize, record: &Record, choices: Vec<Choice>, gold: Option<usize>) -> Item {
     let context_tokens =
         choices.first().and_then(|choice| choice.sequences.first()).map_or(0, |sequence| sequence.first);
     Item { index, id: record.id(), group: None, context_tokens, work: Work::Score { choices, gold } }
 }
 
-/// Creates a sequence whose tokens are scored, starting at `first`.
+/// Creates a sequence that is scored from the token at index `first` onward.
 ///
-/// It serves protocols that read an item whole and fail if it exceeds the context. `field` is the data
+/// For protocols that read an item as a whole and fail if it exceeds the context. `field` is the data
 /// field of the scored tokens.
 pub(super) fn unsplit_sequence(
     vocabulary: &Vocabulary,

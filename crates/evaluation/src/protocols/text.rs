@@ -1,4 +1,4 @@
-//! Bits per byte, character and token of any text, in windows.
+//! Bits per byte, character and token of any text, computed in windows.
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
@@ -14,7 +14,7 @@ use crate::{
     Totals, Work,
 };
 
-/// Scores every token of the text, including the first one.
+/// Protocol that scores every token of the text, including the first one.
 pub(super) const BITS: Protocol = Protocol {
     name: "text:bits",
     about: "any text: bits per byte, character and token, perplexities per byte, token and word",
@@ -42,7 +42,7 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
         ids.extend(encode_text(setting, &text)?);
         bytes += text.len();
         let of_text = &ids[before..];
-        // A window is the BOS token and `n_positions` others, the last of which is scored but not read.
+        // A window is the BOS token and `n_positions` further tokens; the last one is scored but not read.
         let window = |index: usize| {
             let begin = index * stride;
             let scored = if index == 0 { 0 } else { begin + n_positions - stride };
@@ -99,7 +99,7 @@ pub(super) struct Window {
     pub(super) scored: std::ops::Range<usize>,
 }
 
-/// Builds an item for each window, with the bytes and characters of its scored tokens.
+/// Builds an item for each window, with the byte and character counts of its scored tokens.
 ///
 /// A character belongs to the window in which it begins.
 pub(super) fn windows_as_items(vocabulary: &Vocabulary, ids: &[u32], windows: Vec<Window>) -> Vec<Item> {
@@ -114,7 +114,7 @@ pub(super) fn windows_as_items(vocabulary: &Vocabulary, ids: &[u32], windows: Ve
     windows.into_iter().enumerate().map(item).collect()
 }
 
-/// Returns the number in a protocol's name as a stride; it must leave no gap between windows.
+/// Returns the stride in a protocol's name, which must leave no gaps between windows.
 pub(super) fn stride(given: usize, n_positions: usize) -> Result<usize, EvaluationError> {
     if given == 0 || given > n_positions {
         let expected = format!("1 to {n_positions}, the model's context");

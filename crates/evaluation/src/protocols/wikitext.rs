@@ -1,4 +1,4 @@
-//! WikiText-2, the test articles: one text with four ways of splitting and normalizing it.
+//! WikiText-2 test articles: one text, split and normalized in four ways.
 //!
 //! The paper's results are per word of the original text, and comparable only with other results per
 //! word.
@@ -34,7 +34,7 @@ const ROWS: Dataset = Dataset {
     license: LICENSE,
 };
 
-/// Detokenized pages, each on its own; normalized by the words and bytes of the original pages.
+/// Perplexity of each detokenized page, per word and byte of the original pages.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "wikitext:lm-eval",
     about: "separate pages, detokenized: perplexity per word and byte of the original pages, bits per byte",
@@ -59,7 +59,7 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     ..DEFAULTS
 };
 
-/// The whole text in windows of the model's context, `N` tokens apart; per token.
+/// Perplexity per token of the whole text, in windows of the model's context, `N` tokens apart.
 pub(super) const HF: Protocol = Protocol {
     name: "wikitext:hf-N",
     about: "the whole text in windows N tokens apart: perplexity per token, as in transformers' documentation",
@@ -94,7 +94,7 @@ pub(super) const HF: Protocol = Protocol {
     measure: measure_hf,
 };
 
-/// The detokenized text in windows; per token, and adjusted to the words of the original text.
+/// Perplexity of the detokenized text in windows, per token and per word of the original text.
 pub(super) const MEGATRON: Protocol = Protocol {
     name: "wikitext:megatron",
     about: "the whole text, detokenized, in windows N tokens apart: perplexity adjusted to words",
@@ -115,7 +115,7 @@ pub(super) const MEGATRON: Protocol = Protocol {
     measure: measure_megatron,
 };
 
-/// The text in adjacent windows, whose second half is scored; per token.
+/// Perplexity per token of the text in adjacent windows; only their second halves are scored.
 pub(super) const LLAMA_CPP: Protocol = Protocol {
     name: "wikitext:llama.cpp",
     about: "adjacent windows of --context tokens (512), whose second half is scored: perplexity per token",
@@ -172,7 +172,7 @@ fn page(setting: &Setting<'_>, index: usize, record: &Record) -> Result<Prepared
     rolling(setting, index, record, (&detokenize::wikitext(page), page), "page")
 }
 
-/// Builds an item of the whole text in windows that score all of its tokens.
+/// Builds an item for the whole text, in windows that score all of its tokens.
 ///
 /// `measured` is the text whose length normalizes the score, and `field` is its data field.
 pub(super) fn rolling(
@@ -340,7 +340,7 @@ fn some_windows(
     Ok(Prepared { items, totals, ..Prepared::default() })
 }
 
-/// Returns the text of the file, or the text that the Hub's rows form.
+/// Returns the text of the file, or the concatenated rows from the Hub.
 fn raw_text(data: &Data) -> Result<Cow<'_, str>, EvaluationError> {
     if !data.has_records() {
         return Ok(Cow::Borrowed(data.text()?));

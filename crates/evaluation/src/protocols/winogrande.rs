@@ -13,7 +13,7 @@ use crate::{DataError, EvaluationError, ExampleSource, Protocol, Record, Setting
 /// Columns of files without a header row, as in llama.cpp's format.
 const COLUMNS: &[&str] = &["index", "sentence", "option1", "option2", "answer"];
 
-/// Two contexts, one for each name, with the same continuation.
+/// Protocol that scores the same continuation after two contexts, one for each name.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "winogrande:lm-eval",
     about: "which of two names fills a gap, by what follows it",

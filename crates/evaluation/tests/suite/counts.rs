@@ -1,4 +1,4 @@
-//! Counts on the published texts that need no model: tokens, pages, words, bytes, windows.
+//! Checks tokens, pages, words, bytes and windows of the published texts without a model.
 //!
 //! The texts are next to the third-party checkpoints, in the folders `texts` and `tokenizer` next to the
 //! folder of `GPT2_CHECKPOINTS`. Other programs produced the expected counts.
@@ -176,7 +176,7 @@ fn lambada_last_word_token_counts_match() {
     assert_eq!((total, longest), (430_230, Some(224)));
 }
 
-/// Encoding the word separately changes nothing.
+/// Checks that encoding the word separately changes almost no items.
 ///
 /// Contexts do not end in whitespace, and words begin with it.
 #[test]

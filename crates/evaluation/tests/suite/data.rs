@@ -295,7 +295,7 @@ mod parquet {
         }
     }
 
-    /// Damage causes an error or another value, but never a panic.
+    /// Checks that damage causes an error or a different value, but never a panic.
     #[test]
     fn damaged_parquet_is_rejected_without_panic() {
         let whole = file();

@@ -161,7 +161,7 @@ fn shared_prefix_of_choices_is_read_once() {
     let text = item(1, 2, Work::Score { choices: vec![windows], gold: None });
     let written = item(2, 3, Work::Write { prompt: vec![5, 6, 7], tokens: 4, word: String::new() });
     let prepared = prepared(vec![shared, text, written]);
-    // The last done item is read again.
+    // The last completed item is read again.
     let expected = [5 + 7 + 6, 5 + 7 + 6, 7 + 6, 6, 0];
     assert_eq!([0, 1, 2, 3, 9].map(|done| prepared.tokens_to_read(done)), expected);
     let progress = Counter::default();
@@ -229,7 +229,7 @@ fn log_of_other_weights_or_data_is_not_resumed() {
     assert_ne!(ending_in(8).items[0].token_digest(), ending_in(9).items[0].token_digest());
 }
 
-/// The other run is this run with each word two nats less probable and the first answer incorrect.
+/// Compares a run with a copy whose words are two nats less probable and whose first answer is wrong.
 #[test]
 fn comparison_subtracts_the_other_run() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `kl`: metrics of synthetic numbers, and the built-in model versus itself and its quantized versions.
+//! `kl`: metrics of synthetic values, and the built-in model versus itself and its quantized versions.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
 use candle_gpt2_evaluation::{Data, EvaluationError, Kl, KlWindow, Metric, Setting, StderrKind};
 use candle_gpt2_testing::{CheckpointFolder, STORY};
 
-/// Tolerance for f64 sums of a few numbers in a different order.
+/// Tolerance for f64 sums of a few values in a different order.
 const SUM_TOLERANCE: f64 = 1e-12;
 
-/// Two windows of synthetic numbers.
+/// Two windows with synthetic values.
 fn synthetic_windows() -> Vec<KlWindow> {
     let window = |index, kl: &[f64], base_logprob: &[f64], logprob: &[f64], other_top: usize| KlWindow {
         index,
@@ -38,7 +38,7 @@ fn synthetic_windows() -> Vec<KlWindow> {
     ]
 }
 
-/// Name, value and standard error of each metric, computed with NumPy from these numbers.
+/// Name, value and standard error of each metric, computed with NumPy from these values.
 ///
 /// Errors come from sums and sums of squares, as in llama.cpp's tool. The crate itself uses deviations
 /// from the mean. Percentiles come from `numpy.percentile`.

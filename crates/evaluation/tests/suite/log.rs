@@ -177,7 +177,7 @@ fn rejected_files_are_left_unchanged() {
     );
 }
 
-/// The other run's log may be longer, and is left unchanged.
+/// Checks that the other run's log may be longer and is not modified.
 #[test]
 fn log_of_another_run_must_cover_the_same_items() {
     let results = [result(0, -1.0), result(1, -2.0)];

@@ -1,4 +1,4 @@
-//! Comparison with lm-evaluation-harness, and for other protocols with a Python script.
+//! Comparison with lm-evaluation-harness, or with a Python script for the other protocols.
 //!
 //! Metrics, decisions and log-probabilities must agree on samples in every format. The scripts
 //! `evaluation.py` and `few_shot.py` in `scripts/reference` wrote the samples and the expected results.
@@ -41,7 +41,7 @@ struct Expected {
     cases: Vec<Case>,
 }
 
-/// Expected results of a protocol on a sample with a model.
+/// Expected results for one combination of model, protocol and sample.
 #[derive(Deserialize)]
 struct Case {
     model: String,
@@ -67,7 +67,7 @@ struct ExpectedItem {
     choices: Vec<ExpectedChoice>,
     /// Expected word and generated word.
     words: Option<[String; 2]>,
-    /// Whether the item is correct by the sum; `acc_norm` is the same per character.
+    /// Whether the answer with the highest sum is correct; `acc_norm` is the same per character.
     acc: Option<bool>,
     acc_norm: Option<bool>,
     /// Best choice by the sum; `per_token` is the best choice by the mean per token.

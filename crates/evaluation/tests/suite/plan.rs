@@ -46,7 +46,7 @@ fn loaded(options: &ModelOptions) -> LoadedModel {
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// Notes, the reports up to the end or an error, and the error.
+/// Notes of a run, its reports, and the error that ended it, if any.
 type Evaluated = (Vec<String>, Vec<Report>, Option<EvaluationError>);
 
 fn evaluate(options: EvaluationOptions, reporter: &dyn Reporter) -> Result<Evaluated, EvaluationError> {

@@ -1,4 +1,4 @@
-//! Items that the protocols build, in tokens of the built-in model, and their metrics.
+//! Items that the protocols build with the built-in model's tokenizer, and their metrics.
 
 mod damaged;
 mod lambada;
@@ -73,7 +73,7 @@ impl Model {
         prepared.items.remove(0)
     }
 
-    /// Text before the first scored token of each choice, and text from it on.
+    /// Text before each choice's first scored token, and the text from that token onward.
     fn pieces(&self, item: &Item) -> Vec<(String, String)> {
         let piece = |choice: &Choice| {
             let Sequence { ids, first } = only_sequence(choice);

@@ -18,7 +18,9 @@ pub(crate) fn names() -> Result<Vec<String>, Box<dyn Error>> {
             "--instructions" => {
                 let name = arguments.next().unwrap_or_default();
                 if !limits::choose_instruction_set(&name) {
-                    return Err(format!("{name}: this processor does not have this instruction set").into());
+                    return Err(
+                        format!("{name}: this processor does not support this instruction set").into()
+                    );
                 }
             }
             // `cargo bench` passes `--bench`.

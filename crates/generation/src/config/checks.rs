@@ -47,7 +47,7 @@ impl GenerationConfig {
         Ok(())
     }
 
-    /// Checks all options for a search of this kind on this model.
+    /// Checks all options for this search mode and model.
     pub(crate) fn check_for(&self, mode: SearchMode, model: &Gpt2Config) -> Result<(), GenerationError> {
         self.check()?;
         self.check_model(model)?;
@@ -202,7 +202,7 @@ pub(crate) fn check_ids(ids: &[u32], model: &Gpt2Config) -> Result<(), Generatio
     }
 }
 
-/// Number of tokens after the head that remain when the window slides: half of the context.
+/// Number of tokens kept after the head when the window slides: half of the context.
 pub(crate) fn slid_tokens(n_positions: usize) -> usize {
     (n_positions / 2).max(1)
 }

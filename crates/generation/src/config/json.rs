@@ -27,12 +27,12 @@ const REFUSED_KEYS: [(&str, Option<f64>); 12] = [
 ];
 
 impl GenerationConfig {
-    /// Applies the options of a `generation_config.json` and returns the result.
+    /// Applies the options of a `generation_config.json` and returns the new configuration.
     ///
     /// Keys that do not change the completion are ignored.
     ///
     /// # Errors
-    /// Returns an error if the JSON is invalid, a value has the wrong type, or a key asks for an
+    /// Returns an error if the JSON is invalid, a value has the wrong type, or a key requests an
     /// unsupported feature.
     pub fn with_json(self, json: &str) -> Result<Self, GenerationError> {
         Ok(self.with_stated(&GenerationOptions::of_json(json)?))

@@ -58,7 +58,7 @@ impl GenerationOptions {
         Cow::Owned(Self { do_sample, ..without })
     }
 
-    /// Returns notes about options without effect, which are not errors.
+    /// Returns notes about options that have no effect but are not errors.
     pub fn notes(&self) -> Vec<String> {
         if !self.is_greedy() {
             return Vec::new();
@@ -136,7 +136,7 @@ impl GenerationOptions {
         Ok(config)
     }
 
-    /// Writes the options that are set into the configuration and resolves conflicts with its values.
+    /// Writes the set options into the configuration and resolves conflicts with its values.
     fn merge_into(&self, mut config: GenerationConfig) -> GenerationConfig {
         // A search method in the request replaces the one in the checkpoint's files.
         let (samples, searches) = (first_set(self.sampling_options()).is_some(), self.asks_for_a_search());
@@ -174,7 +174,7 @@ impl GenerationOptions {
         config
     }
 
-    /// Returns whether the options ask for beam search or contrastive search.
+    /// Returns whether the options request beam search or contrastive search.
     fn asks_for_a_search(&self) -> bool {
         self.num_beams.is_some_and(|beams| beams != 1) || self.is_contrastive()
     }
@@ -192,19 +192,19 @@ impl GenerationOptions {
         self.penalty_alpha.is_some_and(|alpha| alpha != 0.0)
     }
 
-    /// Returns the options that only sampling reads in this request, and whether each one is set.
+    /// Returns the sampling-only options of this request, and whether each one is set.
     fn sampling_options(&self) -> impl Iterator<Item = (&'static str, bool)> {
         self.options_for_sampling().filter(|(name, _)| !self.is_for_search(name))
     }
 
-    /// Returns whether the requested search also reads this option.
+    /// Returns whether the requested search also uses this option.
     ///
     /// Contrastive search chooses among the top k tokens.
     fn is_for_search(&self, name: &str) -> bool {
         name == "top_k" && self.is_contrastive()
     }
 
-    /// Returns the first option that is set although only beam search reads it.
+    /// Returns the first option that is set but applies only to beam search.
     fn option_of_beams(&self) -> Option<&'static str> {
         first_set([
             ("num_beam_groups", self.num_beam_groups.is_some()),

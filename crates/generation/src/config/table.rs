@@ -29,7 +29,7 @@ const MAX_LENGTH_PENALTY: f64 = 20.0;
 struct Range {
     expected: &'static str,
     holds: fn(f64) -> bool,
-    /// Whether only sampling reads the option.
+    /// Whether the option applies only to sampling.
     ///
     /// Without sampling, any value is accepted, as in transformers.
     of_sampling: bool,
@@ -102,7 +102,7 @@ pub struct OptionRow {
     pub request: Option<RequestField>,
 }
 
-/// Numeric field of an HTTP request, whose range may be narrower than the option's.
+/// Numeric field of an HTTP request; its range may be narrower than the option's.
 ///
 /// ```
 /// use candle_gpt2_generation::OPTIONS;
@@ -144,7 +144,7 @@ impl RequestField {
     }
 }
 
-/// Writes the range in words, to follow "a number".
+/// Formats the range as words that follow "a number", such as "from 0 to 2".
 impl fmt::Display for RequestField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.is_above {
@@ -154,7 +154,7 @@ impl fmt::Display for RequestField {
     }
 }
 
-/// Largest integer that a request may set, which exceeds every context size.
+/// Largest integer that a request may set; it exceeds every context size.
 const MAX_WHOLE: f64 = u32::MAX as f64;
 
 /// Type of an option's field in the configuration: the option's own type, unless the row overrides it.
@@ -167,7 +167,7 @@ macro_rules! config_type {
     };
 }
 
-/// Returns whether only sampling reads the option.
+/// Returns whether the option applies only to sampling.
 ///
 /// This holds for the `Sampling` group except `do_sample` and `num_return_sequences`.
 fn is_for_sampling(group: &str, name: &str) -> bool {
@@ -244,10 +244,10 @@ macro_rules! options {
             }
         }
 
-        /// Options of a request; options that it leaves unset keep the model's defaults.
+        /// Options of a request; unset options keep the model's defaults.
         ///
         /// Fields have the same meaning as in [`GenerationConfig`], with one exception. A `temperature` of 0
-        /// asks for greedy decoding; see [`samples_at`](crate::samples_at).
+        /// requests greedy decoding; see [`samples_at`](crate::samples_at).
         ///
         /// ```
         /// use candle_gpt2_generation::GenerationOptions;
@@ -304,7 +304,7 @@ macro_rules! options {
                 set.map_err(|error| GenerationError::Option { what: format!("`{option}`: {error}") })
             }
 
-            /// Fills the options that are not set from `others`.
+            /// Fills unset options from `others`.
             ///
             /// Only fields of [`GenerationConfig`] are filled.
             pub fn or(mut self, others: &Self) -> Self {
@@ -321,14 +321,14 @@ macro_rules! options {
                 selected
             }
 
-            /// Returns the options that only sampling reads, and whether each one is set.
+            /// Returns the sampling-only options, and whether each one is set.
             pub(super) fn options_for_sampling(&self) -> impl Iterator<Item = (&'static str, bool)> {
                 let options = [$($( ($group, stringify!($name), self.$name.is_some()), )+)+];
                 let for_sampling = |(group, name, is_set)| is_for_sampling(group, name).then_some((name, is_set));
                 options.into_iter().filter_map(for_sampling)
             }
 
-            /// Unsets the options that only sampling reads, except those that `keeps` accepts.
+            /// Unsets the sampling-only options, except those that `keeps` accepts.
             pub(super) fn without_sampling(mut self, keeps: impl Fn(&str) -> bool) -> Self {
                 $($(
                     if is_for_sampling($group, stringify!($name)) && !keeps(stringify!($name)) {
@@ -534,7 +534,7 @@ fn deserialize_option<'de, D: Deserializer<'de>, T: OptionValue>(
     if value.is_null() { Ok(None) } else { T::read(value).map(Some).map_err(serde::de::Error::custom) }
 }
 
-/// Value of an option that can be read from JSON.
+/// Option value that can be read from JSON.
 trait OptionValue: DeserializeOwned {
     /// Reads the value; a list also accepts a single element.
     fn read(value: Value) -> serde_json::Result<Self> {

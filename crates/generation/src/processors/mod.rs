@@ -1,4 +1,4 @@
-//! Logits processors, each of which changes the logits of the next token based on the tokens so far.
+//! Logits processors: each changes the next token's logits based on the tokens so far.
 //!
 //! Removed tokens have a logit of `-inf`.
 //!
@@ -27,7 +27,7 @@ use penalties::{
 pub use rules::{AllowedTokens, Constraint, LogitsFunction};
 use rules::{keep_allowed, keep_conforming};
 
-/// A logits processor, which changes one row of logits.
+/// Logits processor that changes one row of logits.
 ///
 /// ```
 /// use candle_gpt2_generation::{History, LogitsProcessor};
@@ -40,7 +40,7 @@ use rules::{keep_allowed, keep_conforming};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum LogitsProcessor {
-    /// Adds a bias to the last token of each sequence whose preceding tokens match the end of the history.
+    /// Biases the last token of each sequence if the tokens before it match the end of the history.
     SequenceBias(Vec<(Vec<u32>, f64)>),
     /// Multiplies positive and divides negative logits of the prompt's tokens.
     EncoderRepetitionPenalty(f64),
@@ -48,7 +48,7 @@ pub enum LogitsProcessor {
     RepetitionPenalty(f64),
     /// Subtracts a number from the logit of every token generated so far.
     PresencePenalty(f64),
-    /// Subtracts a number for each time that a token was generated.
+    /// Subtracts a number from a token's logit for each time it was generated.
     FrequencyPenalty(f64),
     /// Removes tokens that would repeat an n-gram of this size; 0 removes nothing.
     NoRepeatNgram(usize),
@@ -67,7 +67,7 @@ pub enum LogitsProcessor {
     Constraint(Arc<dyn Constraint>),
     /// Applies an arbitrary function to the logits.
     Function(LogitsFunction),
-    /// Removes the last token of each sequence whose preceding tokens match the end of the history.
+    /// Removes the last token of each sequence if the tokens before it match the end of the history.
     BadWords(Vec<Vec<u32>>),
     /// Forces this token after a prompt of one token, as transformers does.
     ForcedBosToken(u32),
@@ -165,7 +165,7 @@ impl LogitsProcessor {
         Ok(())
     }
 
-    /// Makes the same change as `process`, bit for bit, from counts of the history.
+    /// Like `process`, with bit-identical results, but uses counts of the history.
     ///
     /// See [`Tally::follow`].
     pub(crate) fn process_counted(
@@ -243,7 +243,7 @@ impl LogitsProcessor {
         }
     }
 
-    /// Returns the error for processors that together leave no token.
+    /// Returns the error for processors that together remove every token.
     pub(crate) fn no_token_left(processors: &[Self], history: History<'_>) -> GenerationError {
         let mut options: Vec<_> =
             processors.iter().filter_map(|each| each.excluding_option(history)).collect();
@@ -251,7 +251,7 @@ impl LogitsProcessor {
         GenerationError::NoTokenLeft { options }
     }
 
-    /// Returns whether only the end may follow these tokens, and the end is allowed.
+    /// Returns whether a constraint requires the completion to end here, and no processor forbids it.
     pub(crate) fn is_complete(
         processors: &[Self],
         generated: impl Fn() -> Vec<u32>,

@@ -27,7 +27,7 @@ pub(super) fn keep_top_p(logits: &mut [f32], top_p: f64) {
     // ascending order, keeps the order of equal tokens, and removes from the bottom.
     let more_probable =
         |a: &Candidate, b: &Candidate| b.probability.total_cmp(&a.probability).then(b.token.cmp(&a.token));
-    // The most probable token remains, whatever the mass.
+    // The most probable token remains, regardless of the mass.
     let mass = top_p.max(f64::MIN_POSITIVE);
     let kept = sort_until(&mut candidates, mass, |candidate| candidate.probability, more_probable);
     candidates[kept..].iter().for_each(|candidate| logits[candidate.token] = f32::NEG_INFINITY);
@@ -44,7 +44,7 @@ pub(super) fn keep_typical(logits: &mut [f32], mass: f64) {
         probabilities.candidates.into_iter().map(with_distance).collect();
     let closer =
         |a: &(f64, Candidate), b: &(f64, Candidate)| a.0.total_cmp(&b.0).then(a.1.token.cmp(&b.1.token));
-    // The closest token remains, whatever the mass.
+    // The closest token remains, regardless of the mass.
     let mass = mass.max(f64::MIN_POSITIVE);
     let reached = sort_until(&mut candidates, mass, |(_, candidate)| candidate.probability, closer);
     // Tokens at the same distance as the last one remain too.
@@ -56,7 +56,7 @@ pub(super) fn keep_typical(logits: &mut [f32], mass: f64) {
 
 /// Moves the first candidates to the front, in order, until their probabilities add up to `mass`.
 ///
-/// Returns the number of these candidates. The rest remains mostly unsorted.
+/// Returns the number of these candidates. The rest remain mostly unsorted.
 fn sort_until<T>(
     candidates: &mut [T],
     mass: f64,

@@ -1,10 +1,10 @@
-//! Processors that change the logits of tokens, or remove tokens, based on the tokens so far.
+//! Processors that change or remove the logits of tokens, based on the tokens so far.
 
 use std::collections::BTreeMap;
 
 use crate::logits::to_f32;
 
-/// Returns the last token of each sequence whose preceding tokens match the end of `ids`.
+/// Returns the last token of each sequence if the tokens before it match the end of `ids`.
 pub(super) fn completing_tokens(sequences: &[Vec<u32>], ids: &[u32]) -> impl Iterator<Item = u32> {
     let last = |sequence: &Vec<u32>| {
         let (last, before) = sequence.split_last()?;

@@ -277,7 +277,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         }
     }
 
-    /// Ends a request without new tokens after its prompt is computed.
+    /// Ends a request for no new tokens once its prompt is computed.
     fn end_without_tokens(
         &mut self,
         text: SequenceState<T>,

@@ -21,7 +21,7 @@ use crate::{GenerationError, WhenFull};
 /// Token axis of hidden states.
 const TOKEN_DIM: usize = 1;
 
-/// Tokens of a prompt that were computed in the pass of the running sequences.
+/// Prompt tokens that were computed in the same pass as the running sequences.
 struct Computed {
     request: RequestId,
     count: usize,
@@ -79,7 +79,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(begun + count)
     }
 
-    /// On a CPU, selects the prompt to prefill in the same pass.
+    /// Selects the prompt to prefill in the same pass, on a CPU.
     ///
     /// This is the first prompt in prefill, or the next waiting sequence's prompt if there is
     /// capacity.
@@ -88,8 +88,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// one token. The first returned value is the number of these sequences.
     ///
     /// No prompt is selected if the model has an observer, which must see one row for each sequence and
-    /// nothing else. The same holds if the sequence of the prompt has an observer, which must see nothing
-    /// but that sequence.
+    /// nothing else. The same holds if the prompt's sequence has an observer, which must see nothing but that
+    /// sequence.
     fn select_prompt(&mut self) -> Result<(usize, Option<Prefill<T>>), GenerationError> {
         let (mut begun, most) = (0, self.options.chunk_tokens);
         if self.slot_tokens.is_some() || self.model.is_observed() {
@@ -102,7 +102,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok((begun, if begun < most && !is_observed { self.prefilling.pop_front() } else { None }))
     }
 
-    /// Returns the logits after each next token; `lengths` has the token count of each sequence.
+    /// Returns the logits after each of `ids`; `lengths` has the number of tokens of each sequence.
     fn pass(&mut self, ids: Vec<u32>, lengths: &[usize]) -> Result<Vec<Vec<f32>>, GenerationError> {
         let (rows, tokens) = (lengths.len(), ids.len());
         let is_even = lengths.iter().all(|length| *length == lengths[0]);
@@ -116,9 +116,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         rows_of(&self.model.forward_with(&ids, wanted, Some(&mut self.cache), &mut pass)?)
     }
 
-    /// Runs the same pass together with up to `most` tokens of a prompt.
+    /// Like `pass`, but also prefills up to `most` tokens of a prompt.
     ///
-    /// The prompt becomes the first one in prefill again.
+    /// The prompt returns to the front of the prefill queue.
     fn pass_with_prompt(
         &mut self,
         mut ids: Vec<u32>,
@@ -261,7 +261,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         }
     }
 
-    /// Ends the sequence in a row, whose memory is kept for reuse or freed.
+    /// Ends the sequence in a row, and keeps its memory for reuse or frees it.
     pub(super) fn remove(&mut self, row: usize) -> Result<(), GenerationError> {
         let (text, cache) = self.take_row(row)?;
         self.keep_prefix(text, cache)
@@ -275,7 +275,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// Moves the last sequences into gaps in memory, on a GPU.
     ///
-    /// While there is a gap, every step would copy all keys and values.
+    /// With a gap, every step would have to copy all keys and values.
     pub(super) fn close_gaps(&mut self) -> Result<(), GenerationError> {
         let Some(slot_tokens) = self.slot_tokens else { return Ok(()) };
         while let Some(last) = self.running.len().checked_sub(1) {

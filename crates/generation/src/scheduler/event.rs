@@ -46,7 +46,7 @@ impl StopReason {
 pub struct Step {
     /// Events in order; if the step failed, those before the failure.
     pub events: Vec<Event>,
-    /// Failure of the device, after which all requests have ended.
+    /// Failure of the device, which ended all requests.
     pub failure: Option<GenerationError>,
 }
 
@@ -99,7 +99,7 @@ pub enum Event {
         /// Index among the request's completions.
         sequence: usize,
     },
-    /// Beam or contrastive search has found the completions of a request, which has no other events.
+    /// A beam or contrastive search found its completions; the request has no other events.
     Found {
         /// Request of the event.
         request: RequestId,

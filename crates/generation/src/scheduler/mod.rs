@@ -93,7 +93,7 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     cache: Gpt2Cache,
     /// Sequences with an observer that gain a token in each step.
     observed: Observed<T>,
-    /// Logits after the prompt of the next waiting sequence.
+    /// Logits after the prompt that the next waiting sequence shares.
     ///
     /// They are known if another sequence of its request has begun.
     prompt_logits: Option<PromptLogits>,
@@ -103,13 +103,13 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     ready: Vec<Event>,
 }
 
-/// A sequence of a request that has not begun.
+/// A sequence that has not begun.
 struct Waiting {
     request: Arc<Accepted>,
     sequence: usize,
 }
 
-/// Logits after a prompt with several sequences, which is computed once.
+/// Logits after a prompt that several sequences share; they are computed once.
 struct PromptLogits {
     request: RequestId,
     logits: Vec<f32>,
@@ -184,15 +184,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Sets the cost of one more token in a pass, relative to a pass over one token of one sequence.
+    /// Sets the cost of an additional token in a pass, relative to a pass over a single token.
     ///
     /// It affects the length of drafts, but never a completion. At 0.4 or above, only a sequence that runs
-    /// alone gets drafts. The default is estimated from the size of the model.
+    /// alone gets drafts. By default, it is estimated from the model's size.
     pub fn set_token_cost(&mut self, token_cost: f64) {
         self.token_cost = token_cost.max(0.0);
     }
 
-    /// Accepts a request, whose sequences begin as soon as there is capacity.
+    /// Accepts a request; its sequences begin as soon as there is capacity.
     ///
     /// Invalid requests are rejected here, before any computation. The configuration selects beam or
     /// contrastive search. Such a search allocates its own memory, uses no assistant, and reports its
@@ -281,7 +281,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(id)
     }
 
-    /// Cancels a request, which then produces no more events; returns whether there was anything to cancel.
+    /// Cancels a request and its remaining events; returns whether there was anything to cancel.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         let before = self.texts() + self.ready.len();
         self.waiting.retain(|waiting| waiting.request.id != request);
@@ -390,7 +390,7 @@ mod tests {
     use super::*;
     use crate::GenerationConfig;
 
-    /// Tokens of a slot, equal to the model's context.
+    /// Tokens per slot, equal to the model's context.
     const SLOT: usize = 16;
 
     fn small(weights: VarBuilder) -> Gpt2LMHeadModel {
@@ -455,7 +455,7 @@ mod tests {
         }
     }
 
-    /// Observed sequences never enter or separate the common rows.
+    /// Observed sequences are never among or between the common rows.
     ///
     /// On a GPU, the recorded step of the common rows therefore stays valid.
     #[test]

@@ -1,4 +1,4 @@
-//! Sequences with an observer, each of which runs in its own pass.
+//! Sequences with observers; each of them runs in its own pass.
 
 use std::ops::Deref;
 use std::slice;
@@ -90,7 +90,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Ends a request whose own pass has failed.
+    /// Ends an observed request after its own pass failed.
     ///
     /// The observer may have caused the failure, and no other request was part of the pass.
     pub(super) fn fail_observed(

@@ -25,7 +25,7 @@ pub struct SchedulerOptions {
 impl SchedulerOptions {
     /// Returns options for exactly these requests, with `batch_size` sequences at a time.
     ///
-    /// Each prompt is prefilled as a whole, since no other caller waits.
+    /// Each prompt is prefilled as a whole, since no other callers wait.
     ///
     /// # Errors
     /// Returns the same errors as [`Request::kv_tokens`].
@@ -76,19 +76,19 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Group of requests that may reuse each other's prefixes; `None` for no reuse.
     ///
-    /// Reuse happens only on a CPU, and only if it changes no bit.
+    /// Reuse happens only on a CPU, and only if results stay bit-identical.
     pub reuse: Option<u64>,
     /// Observers that see, and may change, the passes of the sequences: none, or one for each sequence.
     ///
-    /// An observed sequence runs in its own passes, so no bit of another sequence changes. It neither
+    /// An observed sequence runs in its own passes and does not affect the others, bit for bit. It neither
     /// reuses computed prefixes nor leaves any to others, and it gets no drafts.
     pub observers: Vec<TextObserver>,
-    /// Block before which the passes over the prompt [stop](candle_gpt2::Pass::stopping_at).
+    /// Index of the block before which prompt passes [stop](candle_gpt2::Pass::stopping_at).
     ///
     /// It is for prompts that are only observed, with neither new tokens nor log-probabilities. At least
     /// one block is computed.
     pub stop_at_layer: Option<usize>,
-    /// Index of the first prompt token that precedes the completion in the output.
+    /// Index of the first prompt token to echo before the completion.
     ///
     /// The text of the completion then includes a character that the prompt begins; see
     /// [`TextStream::follow`](crate::TextStream::follow). `None` if the output contains no part of the
@@ -119,7 +119,7 @@ impl Request {
         prompts.iter().map(|prompt| Self::new(prompt.clone(), Arc::clone(&config))).collect()
     }
 
-    /// Returns the KV cache capacity that a sequence of the request needs, in tokens.
+    /// Returns the KV cache capacity that one sequence of the request needs, in tokens.
     ///
     /// This is the smallest usable [`SchedulerOptions::kv_tokens`], a multiple of 16.
     ///
@@ -160,7 +160,7 @@ impl RequestId {
     }
 }
 
-/// A checked request for a search, with all of its processors.
+/// A validated search request with all of its processors.
 pub(super) struct Search {
     pub(super) id: RequestId,
     pub(super) request: Request,

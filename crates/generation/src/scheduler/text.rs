@@ -22,7 +22,7 @@ use crate::{
 /// A request that passed all checks.
 pub(super) struct Accepted {
     pub(super) id: RequestId,
-    /// Prompt as the model reads it.
+    /// Prompt after applying the policy for long prompts.
     pub(super) prompt: Vec<u32>,
     pub(super) max_new_tokens: usize,
     /// Maximum number of tokens in the KV cache of a sequence.
@@ -36,7 +36,7 @@ pub(super) struct Accepted {
     pub(super) reuse_group: ReuseGroup,
     pub(super) observers: Vec<TextObserver>,
     pub(super) stop_at_layer: Option<usize>,
-    /// Tokens of the prompt that precede the completion in the output.
+    /// Prompt tokens to echo before the completion.
     pub(super) echoed: Option<Vec<u32>>,
 }
 
@@ -63,20 +63,20 @@ pub(super) struct SequenceState<T> {
     pub(super) ids: Vec<u32>,
     /// Scores of the prompt's tokens, as far as they are known.
     pub(super) scores: PromptScores,
-    /// Time limit, which starts when the prefill begins.
+    /// Time limit; it starts when the prefill begins.
     pub(super) deadline: Deadline,
     pub(super) sampler: Sampler,
     pub(super) stream: Option<TextStream<T>>,
     /// Whether the row of the cache no longer begins with the prompt.
     pub(super) has_slid: bool,
     pub(super) draft_stats: DraftStats,
-    /// Number of correct tokens of the last draft that are not yet part of the sequence.
+    /// Number of correct tokens in the last draft that have not been appended yet.
     pub(super) right: usize,
     /// The assistant's KV cache for the sequence.
     pub(super) assisted: Option<Gpt2Cache>,
 }
 
-/// Next tokens of a sequence, and the error that prevents more of them.
+/// Next tokens of a sequence, and the error that prevents any more.
 pub(super) struct Chosen {
     pub(super) tokens: Vec<ChosenToken>,
     pub(super) error: Option<GenerationError>,
@@ -85,7 +85,7 @@ pub(super) struct Chosen {
 pub(super) struct ChosenToken {
     pub(super) id: u32,
     pub(super) logprobs: Option<TokenLogprobs>,
-    /// Whether nothing may follow the token.
+    /// Whether the completion must end after the token.
     pub(super) is_complete: bool,
 }
 
@@ -94,7 +94,7 @@ impl<T> SequenceState<T> {
         !self.request.observers.is_empty()
     }
 
-    /// Calls `compute` with a pass for this sequence alone, observed by its observer, if any.
+    /// Calls `compute` with a pass for this sequence only, with its observer if it has one.
     pub(super) fn in_pass<R>(&self, compute: impl FnOnce(&mut Pass) -> R) -> R {
         let pass = Pass::inference();
         let mut pass = match self.request.stop_at_layer {
@@ -110,7 +110,7 @@ impl<T> SequenceState<T> {
 }
 
 impl<T: Deref<Target = Tokenizer>> SequenceState<T> {
-    /// Counts the drafted tokens, and the correct ones among them, before they are appended.
+    /// Counts the drafted tokens and the correct ones among them, before any are appended.
     pub(super) fn count_draft(
         &mut self,
         draft: &[u32],
@@ -188,7 +188,7 @@ impl<T: Deref<Target = Tokenizer>> SequenceState<T> {
 
 /// Chooses the next tokens of each sequence, on all threads.
 ///
-/// One token is chosen after the last token, and one after each correctly drafted token. `logits` has a
+/// One token is chosen after the last token, and one after each correctly drafted token. `logits` has one
 /// row for each of them.
 pub(super) fn sample<'a, T>(
     texts: &mut [SequenceState<T>],

@@ -50,7 +50,7 @@ use crate::{GenerationConfig, GenerationError, SearchMode, WhenFull};
 pub struct TextObserver(Arc<Mutex<dyn Observer + Send>>);
 
 impl TextObserver {
-    /// Creates an observer that is shared with the owners of the `Arc`.
+    /// Wraps a shared observer; the caller can keep a clone of the `Arc`.
     pub fn new(observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
         Self(observer)
     }

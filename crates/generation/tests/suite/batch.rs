@@ -1,4 +1,4 @@
-//! Batched completions equal single ones; behavior at the end of the context.
+//! Tests that batched completions equal single ones, and the behavior at the end of the context.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ fn load(folder: &Path, dtype: WeightDType) -> Gpt2LMHeadModel {
     Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap()
 }
 
-/// A step computes the same logits, bit for bit, for a row alone and among rows of other lengths.
+/// A row's logits are bit-identical whether it is alone in a step or among rows of other lengths.
 #[test]
 fn step_logits_do_not_depend_on_the_batch() {
     const ROWS: usize = 40;
@@ -153,7 +153,7 @@ fn f16_cache_keeps_greedy_completions() {
     }
 }
 
-/// Includes penalties, which depend on the history of each row.
+/// Covers sampling with penalties, which depend on the history of each row.
 #[test]
 fn sampled_completions_do_not_depend_on_the_batch() {
     let model = tiny();
@@ -239,7 +239,7 @@ fn long_prompt_is_rejected_or_truncated() {
     }
 }
 
-/// After the context is full, the completion equals that with the slid window as a prompt.
+/// Once the context is full, the completion equals one whose prompt is the slid window.
 ///
 /// The window consists of the head and the last half of the context.
 #[test]

@@ -1,4 +1,4 @@
-//! Decoding of ids: streamed, whole, and by the `tokenizers` library, for all kinds of vocabularies.
+//! Compares streamed and whole decoding with the `tokenizers` library, for all kinds of vocabularies.
 
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::{TextStream, decode, is_fallback_byte};

@@ -1,4 +1,4 @@
-//! Drafts change only the number of passes of a completion.
+//! Tests that drafts change only the number of passes, never the completion.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ fn eager(model: &Gpt2LMHeadModel, options: SchedulerOptions) -> Scheduler<&'stat
     scheduler
 }
 
-/// Returns the request with prompt lookup.
+/// Returns the request with prompt lookup enabled.
 fn with_prompt_lookup(request: &Request) -> Request {
     let config =
         GenerationConfig { prompt_lookup_num_tokens: Some(5), ..GenerationConfig::clone(&request.config) };
@@ -85,7 +85,7 @@ fn drafts_do_not_change_completions() {
     }
 }
 
-/// Loads a model with this number of layers; the later ones change little.
+/// Loads a model with this number of layers; later layers change little.
 ///
 /// A model with fewer layers is therefore a good assistant.
 fn deep(n_layer: usize, dtype: WeightDType) -> Gpt2LMHeadModel {
@@ -177,14 +177,14 @@ fn assistant_drafts_only_within_its_context() {
     }
 }
 
-/// Loads a small model with the same vocabulary, which considers all tokens equally likely.
+/// Loads a small model with the same vocabulary that considers all tokens equally likely.
 fn uniform_model() -> Gpt2LMHeadModel {
     let json = r#"{"model_type": "gpt2", "vocab_size": 300, "n_positions": 48, "n_embd": 8, "n_layer": 1, "n_head": 2}"#;
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
     Gpt2LMHeadModel::load(&Gpt2Config::from_json(json).unwrap(), vb).unwrap()
 }
 
-/// Returns the number of steps and of tokens of a completion, and its draft statistics.
+/// Returns a completion's number of steps and tokens, and its draft statistics.
 fn count_steps(
     model: &Gpt2LMHeadModel,
     assistant: Option<&Gpt2LMHeadModel>,
@@ -246,7 +246,7 @@ fn cyclic_request(max_new_tokens: usize) -> Request {
     Request { processors, ..Request::new([5, 9, 70].repeat(8), config) }
 }
 
-/// Sequences without capacity for a draft do not prevent drafts for another sequence.
+/// Sequences without capacity for a draft do not prevent drafts for others.
 ///
 /// Their last token or the end of the context leaves no capacity. They read one token in each step, as
 /// they would alone.

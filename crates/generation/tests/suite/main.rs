@@ -1,4 +1,4 @@
-//! Integration tests, with one module for each subject.
+//! Integration tests, with one module per subject.
 //!
 //! They form a single program, because linking takes longer than compiling.
 

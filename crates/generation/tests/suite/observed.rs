@@ -1,4 +1,4 @@
-//! Requests with observers, which see and change only their own sequence.
+//! Tests that observers see and change only their own sequence.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,7 +46,7 @@ fn steer(scale: f32) -> Arc<Mutex<Steer>> {
     Arc::new(Mutex::new(Steer { scale, seen: Vec::new() }))
 }
 
-/// Returns the request with this observer.
+/// Returns the request with this observer added.
 fn observed(request: &Request, observer: &Arc<Mutex<Steer>>) -> Request {
     Request { observers: vec![TextObserver::new(observer.clone())], ..request.clone() }
 }
@@ -321,9 +321,9 @@ impl Observer for Reach {
     }
 }
 
-/// A prompt that is only observed stops at a block, in each chunk.
+/// The prefill of an observe-only prompt stops at the requested block, in each chunk.
 ///
-/// Up to that block, each bit is the same as without the stop.
+/// Up to that block, every bit is the same as without the stop.
 #[test]
 fn observed_prompt_stops_at_the_requested_block() {
     let model = tiny();

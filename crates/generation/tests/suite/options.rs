@@ -1,4 +1,4 @@
-//! Options of a request, applied to the options from a checkpoint's files.
+//! Tests merging a request's options into the options from a checkpoint's files.
 
 use candle_gpt2_generation::{EarlyStopping, GenerationConfig, GenerationOptions, OPTIONS};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ fn every_config_field_is_an_option() {
     assert_eq!(fields, options);
 }
 
-/// Defaults in help texts are the actual defaults.
+/// The defaults stated in help texts are the actual defaults.
 #[test]
 fn help_shows_the_actual_defaults() {
     let config = serde_json::to_value(GenerationConfig::default()).unwrap();
@@ -79,7 +79,7 @@ fn single_value_is_accepted_as_a_list() {
     assert!(options.set("seed", json!(-1)).is_err() && options.set("heat", json!(1)).is_err());
 }
 
-/// Equivalent to `--greedy` and `do_sample=False`, with any of the sampling options.
+/// A temperature of 0 equals `--greedy` and `do_sample=False`, with any of the sampling options.
 #[test]
 fn zero_temperature_is_greedy() {
     let files =

@@ -1,4 +1,4 @@
-//! Greedy completions and scores against transformers, on the tiny and a published checkpoint.
+//! Compares greedy completions and scores with transformers, on a tiny and a published checkpoint.
 //!
 //! `GPT2_TEST_DEVICE` selects the device; the completions are the same on all devices.
 
@@ -114,7 +114,7 @@ fn scores_equal_transformers_in_one_or_many_windows() {
     }
 }
 
-/// Compares 60 greedy tokens from three prompts, and a score, on a GPT-2 trained by others.
+/// Compares 60 greedy tokens from three prompts, and a score, on a third-party GPT-2.
 #[test]
 fn published_tarotble_checkpoint_equals_transformers() {
     let Some(folder) = checkpoints() else { return };

@@ -1,4 +1,4 @@
-//! Logits processors against transformers, sampling against exact probabilities, and option ranges.
+//! Compares processors with transformers and sampling with exact probabilities; tests option ranges.
 //!
 //! The logits are random.
 
@@ -12,7 +12,7 @@ use candle_gpt2_generation::{
 use candle_gpt2_testing::json_fixture;
 use serde_json::{Value, json};
 
-/// Tolerance for f32 logits after the same operations in f32, or in f64 where this crate is more exact.
+/// Tolerance for f32 logits after the same operations in f32, or in f64 where this crate uses it.
 const LOGIT: f32 = 1e-5;
 
 fn config(options: &Value) -> GenerationConfig {
@@ -40,7 +40,7 @@ fn processors_of(case: &Value, config: &GenerationConfig) -> Vec<LogitsProcessor
     processors
 }
 
-/// Returned probabilities are those from which a sampler with the same settings samples.
+/// `probabilities` returns the distribution from which an identical sampler samples.
 #[test]
 fn probabilities_match_the_sampler() {
     let config = GenerationConfig {
@@ -147,7 +147,7 @@ fn top_p_keeps_the_smallest_set_that_reaches_p() {
     assert_eq!((boundary[2], boundary[3].is_finite()), (MASKED, true));
 }
 
-/// Uses more tokens than the first sorted part contains.
+/// Uses more tokens than the first sort covers.
 #[test]
 fn top_p_equals_a_full_sort() {
     let logits: Vec<f32> =
@@ -172,7 +172,7 @@ fn top_p_equals_a_full_sort() {
 /// Compares with a stable sort of all tokens by their distance from the entropy, including ties.
 #[test]
 fn typical_p_equals_a_full_sort() {
-    // Few distinct values, so that ties occur, and more tokens than the first sorted part contains.
+    // Few distinct values, so that ties occur, and more tokens than the first sort covers.
     let logits: Vec<f32> =
         (0..3000u32).map(|token| (token.wrapping_mul(2_654_435_761) >> 20) as f32 / 1e3).collect();
     let largest = logits.iter().copied().fold(MASKED, f32::max);
@@ -209,7 +209,7 @@ fn presence_and_frequency_penalties_ignore_the_prompt() {
     assert_eq!(process(LogitsProcessor::RepetitionPenalty(2.0)), [1.0, 0.5, -2.0, 0.5]);
 }
 
-/// Prevents repetition of the prompt's n-grams, but not of the completion's own.
+/// The prompt's n-grams must not be repeated, but the completion's own may be.
 ///
 /// Corresponds to transformers' `EncoderNoRepeatNGramLogitsProcessor`, whose encoder input is the
 /// prompt.
@@ -233,7 +233,7 @@ fn prompt_ngrams_are_not_repeated() {
     assert_eq!(removed(5, &[1, 2], 2), [0; 0]);
 }
 
-/// Applies the inverse of the penalty to the tokens of the prompt.
+/// Applies the inverse penalty to the tokens of the prompt.
 ///
 /// Corresponds to transformers' `EncoderRepetitionPenaltyLogitsProcessor`.
 #[test]
@@ -250,10 +250,10 @@ fn random_below(state: &mut u64, limit: usize) -> usize {
     usize::try_from(*state >> 33).unwrap() % limit
 }
 
-/// Incremental counts of a sampler give the same bits as counts of the whole history.
+/// A sampler's incremental counts give the same bits as counting the whole history.
 ///
-/// This includes histories that do not extend the previous one. They are shorter, contain a changed
-/// token, or have another prompt length.
+/// This includes histories that do not extend the previous one: shorter ones, ones with a changed token,
+/// and ones with a different prompt length.
 #[test]
 fn incremental_counts_equal_full_recounts() {
     const VOCABULARY: usize = 12;
@@ -408,9 +408,9 @@ fn samples_follow_the_transformers_distribution() {
     assert!(tested_options.len() > 20, "{}", tested_options.len());
 }
 
-/// Pearson's chi-squared test with a false alarm probability of 0.0001.
+/// Pearson's chi-squared test with a false positive rate of 0.0001.
 ///
-/// With a fixed seed, a false alarm is either impossible or permanent. Tokens with an expected count
+/// With a fixed seed, a false positive occurs either never or always. Tokens with an expected count
 /// below ten are pooled.
 fn assert_counts_follow(counts: &[u32], probabilities: &[f64], what: &Value) {
     const NORMAL_QUANTILE: f64 = 3.719;
@@ -665,7 +665,7 @@ fn empty_intersection_names_the_options() {
     assert_eq!(sample(&[5, 2, 2], processors).unwrap(), 1);
 }
 
-/// Acts only on a sequence of one token, like transformers' `ForcedBOSTokenLogitsProcessor`.
+/// `forced_bos_token_id` acts only on a sequence of one token, as in transformers.
 #[test]
 fn forced_bos_token_applies_only_to_one_token_prompts() {
     let config = GenerationConfig { forced_bos_token_id: Some(2), ..GenerationConfig::default() };

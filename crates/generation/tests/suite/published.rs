@@ -18,7 +18,7 @@ use candle_gpt2_generation::{
 use candle_gpt2_testing::skipped;
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, encode};
 
-/// Environment variable with the folder of the published checkpoints.
+/// Environment variable that names the folder of the published checkpoints.
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
 /// Tolerance for scores, which are published with four digits.
 const SCORE: f64 = 1e-4;
@@ -99,7 +99,7 @@ fn gpt2_repetition_penalty() {
     assert_eq!(gpt2.text("The cat", &config), expected);
 }
 
-/// Two prompts of different lengths in a batch, without the padding that the source needs.
+/// Batches two prompts of different lengths, without the padding that the source needs.
 #[test]
 fn gpt2_batch_of_two() {
     let Some(gpt2) = published("gpt2") else { return };

@@ -1,4 +1,4 @@
-//! Additional features of requests: log-probabilities, prefix reuse and constraints.
+//! Tests log-probabilities, prefix reuse and constraints.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -23,7 +23,7 @@ struct Report {
     reasons: BTreeMap<usize, StopReason>,
 }
 
-/// Runs a step and collects the events of each request, and the number of its reused tokens.
+/// Runs a step; collects each request's events and its number of reused tokens.
 fn step_and_record(scheduler: &mut Scheduler<&Tokenizer>, report: &mut BTreeMap<u64, (Report, usize)>) {
     for event in scheduler.step().into_result().unwrap() {
         let (report, cached) = report.entry(event.request().0).or_default();
@@ -58,9 +58,9 @@ fn scored(length: u32, seed: u32, config: GenerationConfig, alternatives: usize)
     Request { logprobs: count, prompt_logprobs: count, ..Request::new(prompt(length, seed), config) }
 }
 
-/// Tolerance between scoring and generation, a few roundings of f32.
+/// Tolerance between scoring and generation: a few f32 roundings.
 ///
-/// Scoring reads whole windows, whose attention may sum in another order than attention with a KV
+/// Scoring reads whole windows; their attention may sum in a different order than attention with a KV
 /// cache.
 const OTHER_ORDER: f64 = 1e-5;
 
@@ -76,7 +76,7 @@ fn assert_close(found: &[Option<f64>], expected: &[Option<f64>]) {
     }
 }
 
-/// Reported log-probabilities equal those of scoring the whole text, regardless of the sampler.
+/// Reported log-probabilities equal those from scoring the whole text, regardless of the sampler.
 #[test]
 fn reported_logprobs_equal_the_score() {
     let model = tiny();
@@ -175,7 +175,7 @@ fn sequences_use_consecutive_streams() {
     assert_eq!((&last.ids[&0], &last.ids[&1]), (&all.ids[&2], &all.ids[&3]));
 }
 
-/// Reuse of prefixes changes no completion and no reported number.
+/// Prefix reuse changes neither completions nor reported values.
 ///
 /// Prompts with common prefixes arrive in any order, with much or little memory, and some of them are
 /// canceled.

@@ -1,4 +1,4 @@
-//! Guarantees of the scheduler.
+//! Tests the scheduler's guarantees.
 //!
 //! No completion depends on its batch. Memory is bounded and freed. A long prompt delays other
 //! sequences by at most one chunk.
@@ -112,7 +112,7 @@ pub(super) fn requests(ends: &[u32]) -> Vec<Request> {
     each.map(|((length, seed), config)| Request::new(prompt(*length, seed), config.clone())).collect()
 }
 
-/// Every completion that is not canceled equals the completion of its request alone.
+/// Every completion that is not canceled equals that of its request run alone.
 ///
 /// Requests arrive one by one, with chunked prompts and little memory, and their neighbors are canceled
 /// at random.
@@ -400,7 +400,7 @@ fn all_sequences_of_a_request_run_concurrently() {
     assert_eq!(one_by_one.kv_tokens_in_use(), 0);
 }
 
-/// Sequences that start from a computed prompt count as work of a step.
+/// Sequences that start from a computed prompt count toward a step's work.
 #[test]
 fn chunk_size_limits_sequences_started_per_step() {
     let model = tiny();
@@ -478,7 +478,7 @@ fn impossible_options_and_requests_are_rejected() {
     }
 }
 
-/// Requests can end without tokens, while waiting, during prefill, while running, or after the end.
+/// Requests end without tokens, or by cancellation while waiting, in prefill, running or finished.
 #[test]
 fn requests_can_end_in_any_state() {
     let model = tiny();

@@ -1,4 +1,4 @@
-//! Piecewise and batched scores equal those of whole windows and single sequences.
+//! Tests that piecewise and batched scores equal those of whole windows and single sequences.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -8,14 +8,14 @@ use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_generation::{score, score_continuations};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 
-/// Tolerance for log-probabilities from the same f32 arithmetic in another order of summation.
+/// Tolerance for log-probabilities from the same f32 arithmetic, summed in a different order.
 const SAME: f64 = 2e-5;
-/// Tolerance for identical logits whose exponentials are added in f64 in another order.
+/// Tolerance for identical logits whose exponentials are summed in f64 in a different order.
 ///
 /// Different logits would exceed it by far.
 const SAME_LOGITS: f64 = 1e-11;
 
-/// Loads the built-in model, whose context of 512 tokens exceeds a piece of the head's rows.
+/// Loads the built-in model; its context of 512 tokens is longer than one piece of logits.
 fn built_in(dtype: WeightDType) -> Gpt2LMHeadModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };

@@ -1,4 +1,4 @@
-//! Beam search, diverse beam search and contrastive search against transformers, on a tiny checkpoint.
+//! Compares beam, diverse beam and contrastive search with transformers, on a tiny checkpoint.
 
 use std::ops::ControlFlow;
 
@@ -53,7 +53,7 @@ fn assert_beams_equal(cases: &Value, at_least: usize) {
     }
 }
 
-/// Returns the ids as the reference shows them.
+/// Returns the ids in the form that the reference uses.
 ///
 /// With groups, the reference replaces every final end-of-text token by the first one. This crate keeps
 /// the token.

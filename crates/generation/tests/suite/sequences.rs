@@ -1,4 +1,4 @@
-//! Scores of many sequences: close to those of each sequence alone, and bit-identical in any batch.
+//! Tests that scores are bit-identical in any batch and close to those of single sequences.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use candle_gpt2_generation::{
 use candle_gpt2_testing::{CheckpointFolder, Fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 
-/// Tolerance for log-probabilities from the same f32 arithmetic in another order of summation.
+/// Tolerance for log-probabilities from the same f32 arithmetic, summed in a different order.
 ///
 /// Keys and values are not rounded.
 const SAME: f64 = 1e-5;

@@ -1,4 +1,4 @@
-//! Streaming of text: whole characters only, and everything before a stop string.
+//! Tests that streaming shows only whole characters and only the text before a stop string.
 
 use candle_gpt2_generation::{GenerationConfig, StopReason, TextGenerator, TextStream};
 use candle_gpt2_testing::fixture_path;
@@ -89,7 +89,7 @@ fn partial_stop_string_is_emitted_at_the_end() {
 
 /// Compares with a search that starts over for each piece.
 ///
-/// The strings have common prefixes and contain each other's parts.
+/// The strings share prefixes and contain parts of each other.
 #[test]
 fn incremental_stop_search_equals_full_search() {
     let tokenizer = tokenizer();

@@ -7,7 +7,7 @@ use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 use candle_gpt2_testing::{Fixture, device, dtype};
 use candle_nn::VarBuilder;
 
-/// Loads the model of a fixture, which has tensors as saved by transformers, on the test device.
+/// Loads a fixture's model, with tensors as saved by transformers, on the test device.
 pub(crate) fn model(fixture: &Fixture) -> Result<Gpt2LMHeadModel> {
     let config =
         Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).expect("a supported config");

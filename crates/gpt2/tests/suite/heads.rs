@@ -97,7 +97,7 @@ impl Case {
         Ok(vec![("logits", model.forward_with(&ids, LogitsFor::EveryToken, None, &mut pass)?)])
     }
 
-    /// Loss of the fixture's gradients: a weighted sum of squares.
+    /// Loss behind the fixture's gradients: a weighted sum of squares.
     fn loss(&self, outputs: Vec<(&'static str, Tensor)>) -> Result<Tensor> {
         let mut loss: Option<Tensor> = None;
         for (_, values) in outputs {
@@ -369,7 +369,7 @@ fn encoder_states_are_attended_in_every_kind_of_pass() -> Result<()> {
     let of_rows = [batch.get(0)?, batch.get(1)?.narrow(0, 0, 2)?, batch.get(2)?];
     assert_parity(&found, &Tensor::cat(&of_rows, 0)?, LOGITS, "rows of any lengths");
 
-    // A pass with its own states attends only to those, also if each row of the batch has a separate set.
+    // A pass with its own states attends only to those, even if each row of the batch has a separate set.
     let zeros = states.zeros_like()?;
     let of_pass = every(&without, &mut Pass::inference().attending_to(zeros.clone()))?;
     let replaced = every(&model, &mut Pass::inference().attending_to(zeros))?;

@@ -53,7 +53,7 @@ fn logits_of_a_token_range_equal_the_full_logits() -> Result<()> {
     Ok(())
 }
 
-/// Positions in memory refer to a cache, also if blocks are recomputed.
+/// A position tensor requires a cache, even if blocks are recomputed.
 #[test]
 fn step_with_a_position_tensor_needs_a_cache() -> Result<()> {
     let model = model()?;
@@ -240,7 +240,7 @@ fn moved_rows_do_not_affect_other_rows() -> Result<()> {
 /// Copies and forks of an f16 cache match those of an f32 cache up to rounding.
 #[test]
 fn f16_cache_matches_f32_up_to_rounding() -> Result<()> {
-    /// Keys and values have a relative rounding error of 2^-12; logits of unit size show a fifth of this.
+    /// Tolerance; keys and values round to a relative 2^-12, and logits of unit size show a fifth of that.
     const ROUNDED: f64 = 2e-3;
     let logits = |kv_dtype: DType| -> Result<Vec<Tensor>> {
         let model = model()?.with_kv_dtype(kv_dtype);
@@ -303,7 +303,7 @@ fn recorded(model: Gpt2LMHeadModel) -> Gpt2LMHeadModel {
     unsafe { model.with_recorded_steps() }
 }
 
-/// Steps with a cache in all its states: replayed on a GPU, computed elsewhere, equal everywhere.
+/// Covers all states of a cache: its steps are replayed on a GPU, computed elsewhere, equal everywhere.
 #[test]
 fn recorded_steps_equal_unrecorded_steps() -> Result<()> {
     let (plain, recorder) = (model()?, recorded(model()?));
@@ -350,7 +350,7 @@ fn recorded_steps_equal_unrecorded_steps() -> Result<()> {
     Ok(())
 }
 
-/// Steps of several tokens that are partly truncated, as with drafts: each size has its own recording.
+/// Steps of several tokens, partly truncated as with drafts; each size has its own recording.
 #[test]
 fn recorded_multi_token_steps_equal_unrecorded_steps() -> Result<()> {
     const ALL: [u32; 3] = [30, 31, 32];
@@ -443,7 +443,7 @@ fn unrecordable_steps_are_computed() -> Result<()> {
     Ok(())
 }
 
-/// Checked before any computation, with sizes in the message.
+/// Rejects invalid input before any computation, with sizes in the message.
 ///
 /// Sources: huggingface/transformers#530 and #14384.
 #[test]
@@ -518,7 +518,7 @@ fn model_of(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt
     )
 }
 
-/// candle's fused layer norm and softmax would silently leave most of these without a gradient.
+/// candle's fused layer norm and softmax would silently leave most parameters without a gradient.
 #[test]
 fn every_parameter_receives_a_gradient() -> Result<()> {
     for tie_word_embeddings in [true, false] {

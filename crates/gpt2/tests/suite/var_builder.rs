@@ -121,7 +121,7 @@ fn empty_var_map_is_initialized_like_gpt2() -> Result<()> {
     Ok(())
 }
 
-/// Names that transformers saves, for every head, also if the caller adds the prefix.
+/// For every head, an empty `VarMap` gets transformers' names, even if the caller adds the prefix.
 #[test]
 fn empty_var_map_has_the_names_of_published_files() -> Result<()> {
     for (file, head) in [
@@ -192,7 +192,7 @@ fn attention_loads_from_a_block_of_a_file() -> Result<()> {
     Ok(())
 }
 
-/// Gradients would not reach the cached keys and values.
+/// Gradients would not reach the cached keys and values, so the result must be a constant.
 #[test]
 fn cached_pass_of_a_trainable_model_is_a_constant() -> Result<()> {
     let variables = VarMap::new();

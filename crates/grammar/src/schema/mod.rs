@@ -18,7 +18,7 @@ pub(crate) use self::patterns::ANY;
 use self::places::{at, at_mut, children, pointer};
 use crate::reading;
 
-/// Maximum number of subschemas compiled again to locate an error.
+/// Maximum number of subschemas recompiled to locate an error.
 const MAX_TRIES: usize = 500;
 /// Allowed escapes in strings and names.
 ///
@@ -45,10 +45,10 @@ const ANNOTATIONS: [&str; 15] = [
     "title",
     "writeOnly",
 ];
-/// Keywords that the library interprets together, but separates if an applicator is between them.
+/// Keywords that the library interprets together, unless an applicator is between them.
 const READ_TOGETHER: [[&str; 2]; 2] =
     [["patternProperties", "additionalProperties"], ["items", "additionalItems"]];
-/// Keywords whose value is a count.
+/// Keywords whose values are counts.
 const SIZES: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 
 /// Rewrites a schema so that the library interprets it as JSON Schema defines it.
@@ -85,7 +85,7 @@ pub(crate) fn checked(schema: &Value) -> Result<Value, String> {
     Ok(rewritten)
 }
 
-/// Wraps a schema for llguidance, with at most one space between the parts of a value.
+/// Wraps a schema for llguidance, allowing at most one space between the parts of a value.
 ///
 /// Without this bound a model could write spaces forever.
 pub(crate) fn to_llguidance(mut schema: Value) -> TopLevelGrammar {
@@ -134,7 +134,7 @@ fn ignores_siblings_of_references(root: &Value) -> bool {
     ["04", "06", "07"].iter().any(|number| draft.contains(&format!("json-schema.org/draft-{number}/")))
 }
 
-/// Removes the keywords next to each `$ref`, except for those that references may point into.
+/// Removes the keywords next to each `$ref`, except those that references may point into.
 fn drop_siblings_of_references(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -169,7 +169,7 @@ fn rewrite_sizes(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Value of a float that is a non-negative whole number.
+/// Converts a float to an integer if it is a non-negative whole number.
 fn whole_number(value: &Value) -> Option<u64> {
     let number = value.as_f64().filter(|number| value.is_f64() && number.fract() == 0.0)?;
     (0.0..numbers::LARGEST_EXACT).contains(&number).then(|| format!("{number:.0}").parse().ok()).flatten()
@@ -204,7 +204,7 @@ fn rewrite_arrays(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Moves keywords that belong together next to each other if the library would separate them.
+/// Makes keywords adjacent that belong together, if the library would separate them.
 fn keep_together(schema: &mut Map<String, Value>) {
     let splits = ["const", "enum"].iter().chain(&APPLICATORS).any(|key| schema.contains_key(*key));
     for pair in READ_TOGETHER {

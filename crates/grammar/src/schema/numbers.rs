@@ -23,17 +23,17 @@ const MAX_MULTIPLE: i128 = 10_000;
 ///
 /// The library computes the remainder of ten units in 32 bits.
 const MAX_MULTIPLE_DECIMALS: u32 = 8;
-/// Maximum common multiple of the `multipleOf` values that may be combined.
+/// Maximum common multiple of `multipleOf` values that may be combined.
 ///
-/// It is in units of the last decimal. The library multiplies two such values in 32 bits.
+/// The unit is the last decimal. The library multiplies two such values in 32 bits.
 const MAX_COMBINED: i128 = 65_535;
 /// Maximum decimals of a bound.
 ///
-/// Each adds three levels to a regular expression, whose limit is 250.
+/// Each decimal adds three levels to a regular expression, which is limited to 250.
 const MAX_DECIMALS: u32 = 75;
 /// Limit on the digits of a decimal number that a 64-bit float represents exactly: 10^15.
 const EXACT_DIGITS: i128 = 1_000_000_000_000_000;
-/// Lower bound of positive numbers that replaces 0 if the library would not exclude 0.
+/// Lower bound for positive numbers, used if the library would not exclude 0.
 const SMALLEST: f64 = 1e-60;
 /// Keywords that bound numbers.
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
@@ -44,11 +44,11 @@ type KeywordError = (&'static str, String);
 pub(super) struct NumberContext {
     /// Whether the library may combine limits of several subschemas.
     merges: bool,
-    /// Number of subschemas that limit numbers.
+    /// Number of subschemas that restrict numbers.
     limiting: usize,
     /// Whether a bound other than 0 is between -1 and 1.
     has_small_bound: bool,
-    /// Common multiple of all `multipleOf`, in units of the smallest decimal.
+    /// Common multiple of all `multipleOf` values, in units of the smallest decimal.
     ///
     /// `None` if it is too large.
     combined: Option<i128>,
@@ -77,7 +77,7 @@ fn has_number(value: &Value) -> bool {
     value.is_number() || children(value).into_iter().any(|(_, inner)| has_number(inner))
 }
 
-/// Whether the library writes this number of a `const` or `enum` digit for digit.
+/// Whether the library writes this `const` or `enum` number digit for digit.
 pub(super) fn is_written_exactly(number: &Number) -> bool {
     match whole(number) {
         Some(whole) => is_exact_integer(whole),
@@ -88,7 +88,7 @@ pub(super) fn is_written_exactly(number: &Number) -> bool {
 /// Rewrites the number limits of a schema.
 ///
 /// # Errors
-/// The keyword and the reason, if the library would not enforce a limit.
+/// The keyword and the reason if the library would not enforce a limit.
 pub(super) fn rewrite(schema: &mut Map<String, Value>, context: &NumberContext) -> Result<(), KeywordError> {
     // The library reports bounds that are not numbers.
     let is_limit = |value: &Value| value.is_number() || value.is_boolean();
@@ -168,12 +168,12 @@ fn check_bound(keyword: &'static str, number: &Number, is_integer: bool) -> Resu
     }
 }
 
-/// Value of a number written without a fraction or exponent.
+/// Converts a number written without a fraction or exponent to an integer.
 fn whole(number: &Number) -> Option<i128> {
     number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
 }
 
-/// Whether the library stores this integer exactly, as a 64-bit float and as a signed 64-bit integer.
+/// Whether the library stores this integer exactly, both as a 64-bit float and as an `i64`.
 fn is_exact_integer(whole: i128) -> bool {
     let magnitude = whole.unsigned_abs();
     let digits = magnitude.checked_shr(magnitude.trailing_zeros()).unwrap_or(0);
@@ -332,7 +332,7 @@ fn exclude_whole_bounds(schema: &mut Map<String, Value>, context: &NumberContext
         ("exclusiveMaximum", "maximum", ["minimum", "exclusiveMinimum"], -1.0),
     ] {
         let Some(bound) = schema.get(exclusive).and_then(Value::as_f64) else { continue };
-        // The library handles fractional bounds correctly, and bounds on the far side of 0.
+        // The library handles fractional bounds and bounds on the far side of 0 correctly.
         if bound.fract() != 0.0 || bound * sign < 0.0 {
             continue;
         }
@@ -393,9 +393,9 @@ impl Decimal {
         self.digits >= 10 && self.decimals > 0
     }
 
-    /// Upper bound that allows the multiples up to `index`.
+    /// Returns an upper bound that allows the multiples up to `index`.
     ///
-    /// An upper bound makes the library reject the bound's own prefixes, such as 0.7 for a bound of 0.75. It
+    /// With an upper bound, the library rejects the bound's own prefixes, such as 0.7 for a bound of 0.75. It
     /// writes multiples of ten units or more with all decimals.
     ///
     /// Above 0, the bound is therefore the multiple itself if it may be written without trailing zeros.
@@ -412,7 +412,7 @@ impl Decimal {
         }
     }
 
-    /// A nearby float that the library reads as exactly this decimal.
+    /// Finds a nearby float that the library reads as exactly this decimal.
     ///
     /// The library multiplies it by ten repeatedly and rounds each time.
     fn for_library(self) -> Option<f64> {
@@ -423,7 +423,7 @@ impl Decimal {
     }
 }
 
-/// The decimal that the library reads from a `multipleOf` (llguidance 1.9.1, `Decimal::try_from`).
+/// Returns the decimal that the library reads from a `multipleOf` (`Decimal::try_from`, 1.9.1).
 fn read_by_library(number: f64) -> Option<Decimal> {
     let (mut value, mut decimals) = (number, 0);
     while value.fract() != 0.0 {

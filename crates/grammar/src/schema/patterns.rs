@@ -1,4 +1,4 @@
-//! Translates regular expressions of schemas from ECMAScript's syntax to the library's.
+//! Translates regular expressions in schemas from ECMAScript's syntax to the library's.
 //!
 //! Only constructs with different meanings in the two syntaxes need a translation.
 
@@ -26,7 +26,7 @@ const TIME: &str = concat!(
 /// Rewrites `pattern`, the names of `patternProperties`, and date formats.
 ///
 /// # Errors
-/// The keyword and the reason, if a pattern has a different meaning in the library's syntax.
+/// The keyword and the reason if a pattern has a different meaning in the library's syntax.
 pub(super) fn rewrite(schema: &mut Map<String, Value>) -> Result<(), (&'static str, String)> {
     if let Some(Value::String(pattern)) = schema.get_mut("pattern") {
         *pattern = rewritten(pattern).map_err(|what| ("pattern", what))?;
@@ -45,7 +45,7 @@ pub(super) fn rewrite(schema: &mut Map<String, Value>) -> Result<(), (&'static s
     Ok(())
 }
 
-/// Replaces date formats with a pattern, in addition to an existing pattern.
+/// Replaces date formats with a pattern, combined with any existing pattern.
 fn rewrite_dates(schema: &mut Map<String, Value>) {
     let pattern = match schema.get("format").and_then(Value::as_str) {
         Some("date") => format!("^{DATE}$"),

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// Direct children of a value, with their keys escaped for a JSON pointer.
+/// Returns a value's direct children, with their keys escaped for a JSON pointer.
 pub(super) fn children(value: &Value) -> Vec<(String, &Value)> {
     match value {
         Value::Object(members) => members.iter().map(|(key, member)| (escaped(key), member)).collect(),
@@ -18,7 +18,7 @@ pub(super) fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
-/// JSON pointer of a path.
+/// JSON pointer to a path.
 pub(super) fn pointer(place: &[String]) -> String {
     place.iter().map(|key| format!("/{}", escaped(key))).collect()
 }

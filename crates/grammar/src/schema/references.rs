@@ -1,4 +1,4 @@
-//! References within a schema: reachable subschemas, and spellings that the library resolves.
+//! References within a schema: finds reachable subschemas and rewrites references for the library.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ const TABLES: [&str; 2] = ["patternProperties", "properties"];
 /// Path of keys and indices to a value.
 type Place = Vec<String>;
 
-/// Paths of all schemas reachable from the root through keywords and references.
+/// Returns the paths of all schemas reachable from the root through keywords and references.
 ///
 /// # Errors
 /// If a reference has no target, or is relative to an `$id` other than the root's.
@@ -67,7 +67,7 @@ pub(super) fn rewrite(original: &Value, rewritten: &mut Value, places: &[Place])
     Ok(())
 }
 
-/// Value at `place` of the original, looked up in a copy with the same order of keys.
+/// Finds the copy of the value at `place`; keys may have been renamed but keep their order.
 fn renamed<'a>(original: &Value, mut copy: &'a Value, place: &[String]) -> Option<&'a Value> {
     let mut value = original;
     for key in place {
@@ -82,7 +82,7 @@ fn renamed<'a>(original: &Value, mut copy: &'a Value, place: &[String]) -> Optio
     Some(copy)
 }
 
-/// Whether the library finds the value by its keys joined by `/`.
+/// Whether the library finds the value by its keys joined with `/`.
 fn is_plain(place: &[String]) -> bool {
     place.iter().all(|key| !key.contains('/') && key != "patternProperties") && place.concat() != ""
 }
@@ -107,7 +107,7 @@ fn subschemas(schema: &Map<String, Value>) -> Vec<Place> {
     places
 }
 
-/// Target of a schema's `$ref`, or `None` without one or if the library rejects its form.
+/// Target of a schema's `$ref`; `None` if there is no `$ref` or the library rejects its form.
 fn target_of(root: &Value, schema: &Map<String, Value>, place: &[String]) -> Result<Option<Place>, String> {
     let Some(reference) = schema.get("$ref").and_then(Value::as_str) else { return Ok(None) };
     let Some(fragment) = reference.strip_prefix('#') else { return Ok(None) };
@@ -128,13 +128,13 @@ fn target_of(root: &Value, schema: &Map<String, Value>, place: &[String]) -> Res
     if fragment.is_empty() {
         return Ok(Some(Place::new()));
     }
-    // An anchor, which the library rejects.
+    // The library rejects this anchor.
     let Some(keys) = fragment.strip_prefix('/') else { return Ok(None) };
     let target: Place = keys.split('/').map(|key| key.replace("~1", "/").replace("~0", "~")).collect();
     if at(root, &target).is_some() { Ok(Some(target)) } else { wrong("not found in the schema") }
 }
 
-/// Decodes a URL fragment, in which `%XX` are bytes of UTF-8.
+/// Decodes a URL fragment, in which each `%XX` is a byte of UTF-8.
 fn decoded(fragment: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.bytes();

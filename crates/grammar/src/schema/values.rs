@@ -1,4 +1,4 @@
-//! Rejects values of `const` and `enum` that the library would not write exactly.
+//! Rejects `const` and `enum` values that the library would not write exactly.
 
 use serde_json::{Map, Value};
 
@@ -29,7 +29,7 @@ fn check_value(value: &Value) -> Result<(), String> {
     }
 }
 
-/// Whether JSON requires `\u` for the character, or the library never writes it.
+/// Whether JSON requires `\u` for the character or the library never writes it.
 fn is_unwritable(character: char) -> bool {
     character.is_ascii_control() && !['\u{8}', '\t', '\n', '\u{c}', '\r'].contains(&character)
 }

@@ -1,4 +1,4 @@
-//! Vocabularies, grammars with independent checks of their texts, and random walks through grammars.
+//! Vocabularies, grammars with independent checks of their texts, and random walks.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,13 +12,13 @@ use candle_gpt2_testing::{CheckpointFolder, fixture_path};
 use candle_gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
 use serde_json::{Value, json};
 
-/// Vocabulary of the tiny checkpoint: each byte is a token, and token 0 ends a text.
+/// Vocabulary of the tiny checkpoint, which has a token for each byte; token 0 ends a text.
 pub(crate) fn tiny() -> Vocabulary {
     let tokenizer = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap();
     vocabulary(tokenizer, 300)
 }
 
-/// Vocabulary with `vocab_size` rows.
+/// Creates a vocabulary with `vocab_size` rows.
 pub(crate) fn vocabulary(tokenizer: Tokenizer, vocab_size: usize) -> Vocabulary {
     let folder = CheckpointFolder::tiny().with_config(json!({ "vocab_size": vocab_size }));
     Vocabulary::new(&Checkpoint::open(folder.path()).unwrap(), Some(tokenizer))
@@ -41,14 +41,14 @@ pub(crate) fn compiled_by(compiler: &Compiler, grammar: &Grammar, ends: &[u32]) 
     panic!("the compiler is still busy after {MAX_TRIES} tries");
 }
 
-/// Allowed next tokens.
+/// Returns the tokens that are allowed next.
 pub(crate) fn allowed(constraint: &dyn Constraint, ids: &[u32], rows: usize) -> Vec<u32> {
     let mut allowed = vec![false; rows];
     constraint.allow(ids, &mut allowed).unwrap();
     (0..).zip(allowed).filter(|(_, allowed)| *allowed).map(|(id, _)| id).collect()
 }
 
-/// Samples allowed tokens uniformly, and returns them and whether the text has ended.
+/// Samples allowed tokens uniformly; returns them and whether the text has ended.
 pub(crate) fn walk(
     constraint: &dyn Constraint,
     ends: &[u32],
@@ -68,7 +68,7 @@ pub(crate) fn walk(
     (ids, false)
 }
 
-/// A grammar with independent checks of whole texts and, if possible, of prefixes.
+/// A grammar with an independent check of whole texts and, if possible, of prefixes.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) grammar: Grammar,
@@ -138,7 +138,7 @@ fn is_tree_text(text: &str) -> bool {
     serde_json::from_str(text).is_ok_and(|value| is_tree(&value))
 }
 
-/// Does not parse into a `Value`, because numbers may exceed its range.
+/// Whether a text is a JSON object; does not parse a `Value`, whose range numbers may exceed.
 fn is_object(text: &str) -> bool {
     text.starts_with('{') && serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Allowed tokens, compared with byte-by-byte matching, in any order and from several threads.
+//! Allowed tokens equal those of byte-by-byte matching, in any order and from several threads.
 
 use std::thread;
 
@@ -11,7 +11,7 @@ use crate::common::{allowed, cases, compiled, compiled_by, tiny, walk};
 const ROWS: usize = 300;
 const END: u32 = 0;
 
-/// Token of each byte.
+/// Returns the token of each byte.
 fn byte_tokens() -> Vec<u32> {
     let vocabulary = tiny();
     let token = |byte: u8| (1..300).find(|id| vocabulary.token_bytes(*id) == [byte]);

@@ -1,4 +1,4 @@
-//! Invalid and expensive grammars, which must neither hang nor exhaust memory.
+//! Invalid and expensive grammars must neither hang the compiler nor exhaust memory.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::common::{tiny, walk};
 
-/// Time limit, far above the actual time even on a busy machine without optimization.
+/// Time limit, far above the actual time even for a debug build on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn rejection(grammar: Grammar) -> String {

@@ -30,7 +30,7 @@ impl Checker {
         Self { compiler: Compiler::new(&vocabulary).unwrap(), byte_tokens }
     }
 
-    /// Compiles a grammar into a constraint, or returns the error message.
+    /// Compiles a grammar into a constraint or returns the error message.
     pub(crate) fn compile(&self, grammar: &Grammar) -> Result<Arc<dyn Constraint>, String> {
         loop {
             match self.compiler.compile(grammar, &[END]) {
@@ -62,7 +62,7 @@ impl Checker {
     }
 }
 
-/// Spellings of a value: properties in any order, whole numbers with and without a fraction.
+/// Lists spellings of a value: properties in any order, whole numbers with and without a fraction.
 pub(crate) fn spellings(value: &Value) -> Vec<String> {
     const MAX_SPELLINGS: usize = 200;
     match value {
@@ -111,9 +111,9 @@ pub(crate) fn spellings(value: &Value) -> Vec<String> {
     }
 }
 
-/// Spellings of a value with unnecessary escapes.
+/// Lists spellings of a value that contain unnecessary escapes.
 ///
-/// The escapes are in names, in other strings or in both, for each character or for the first one only.
+/// The escapes are in names, in other strings or in both, and apply to all characters or only the first.
 pub(crate) fn escaped_spellings(value: &Value) -> Vec<String> {
     let all = |text: &str| text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
     let upper = |text: &str| text.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect::<String>();
@@ -186,7 +186,7 @@ fn permutations(length: usize, max: usize) -> Vec<Vec<usize>> {
     })
 }
 
-/// Texts that a schema wrongly accepts or rejects.
+/// Lists the texts that a schema wrongly accepts or rejects.
 fn wrong_texts(checker: &Checker, schema: &Value, texts: &[&str], are_valid: bool) -> Vec<String> {
     let constraint = match checker.compile(&Grammar::JsonSchema(schema.clone())) {
         Ok(constraint) => constraint,
@@ -435,7 +435,7 @@ fn right_recursion_accepts_long_texts() {
     }
 }
 
-/// Short texts are accepted exactly if the original grammar derives them.
+/// The rewritten grammar accepts a short text if and only if the original grammar derives it.
 #[test]
 fn right_recursion_preserves_the_language() {
     let grammar = "start: \"a\" start | \"b\" other | end | \"x\" start \"y\"\nother: \"b\" start | \"b\" other | \"a\" | \nend: \"a\" | other\n";

@@ -21,7 +21,7 @@ const END: u32 = 0;
 /// Function that decides whether a text matches a pattern.
 type Matcher = fn(&str) -> bool;
 
-/// ECMAScript patterns with functions that implement them.
+/// ECMAScript patterns and functions that implement them.
 const PATTERNS: [(&str, Matcher); 7] = [
     ("^a", |text| text.starts_with('a')),
     ("b$", |text| text.ends_with('b')),
@@ -306,7 +306,7 @@ fn target<'a>(root: &'a Value, reference: &str) -> &'a Value {
     root.pointer(&reference.trim_start_matches('#').replace("%22", "\"")).unwrap()
 }
 
-/// Whether a value is valid by the standard, for the keywords that [`Generator`] uses.
+/// Whether a value is valid according to the standard, for the keywords that [`Generator`] uses.
 fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
     let members = match schema {
         Value::Bool(all) => return *all,
@@ -421,7 +421,7 @@ fn are_equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// A number in units of the twelfth decimal, by its shortest spelling.
+/// Converts a number's shortest spelling to units of the twelfth decimal.
 ///
 /// `None` if it has more decimals.
 fn units(value: &Value) -> Option<i128> {
@@ -508,7 +508,7 @@ fn has_many_digits(value: &Value) -> bool {
     }
 }
 
-/// Whether definitions refer to each other, which could make an instance infinite.
+/// Whether definitions refer to each other and could therefore make an instance infinite.
 fn is_circular(schema: &Value) -> bool {
     schema["$defs"].to_string().contains("$ref")
 }

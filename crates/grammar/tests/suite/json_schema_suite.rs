@@ -14,14 +14,14 @@ const SUPPORTED: &str = "additionalProperties allOf anyOf const dependentRequire
     exclusiveMinimum items maxItems maxLength maxProperties maximum minItems minLength minProperties minimum \
     multipleOf not oneOf pattern patternProperties prefixItems properties propertyNames ref required type \
     uniqueItems";
-/// Number of groups in these files. Later versions of the suite have more.
+/// Number of groups in these files; later versions of the suite have more.
 const GROUPS: usize = 202;
 /// Number of these groups that may be rejected.
 ///
 /// Fewer is progress. More is a regression.
 const MAX_REJECTED: usize = 61;
 
-/// Whether a message names the reason: a keyword of the schema, or that the schema is unsatisfiable.
+/// Whether a message names the reason: a schema keyword, or that the schema is unsatisfiable.
 fn gives_reason(schema: &Value, message: &str) -> bool {
     fn keywords(value: &Value, found: &mut Vec<String>) {
         match value {
@@ -86,7 +86,7 @@ fn every_group_is_correct_or_rejected_with_a_reason() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(groups >= GROUPS, "found only {groups} groups");
-    // Groups of a later version may be unsupported.
+    // Groups added in later versions may be unsupported.
     let new = groups - GROUPS;
     assert!(rejected.len() <= MAX_REJECTED + new, "{groups} groups: {rejected:#?}");
 }

@@ -24,7 +24,7 @@ fn models() -> Vec<LoadedModel> {
     paths.into_iter().map(load).collect()
 }
 
-/// A finished completion: its tokens, its decoded text and its stop reason.
+/// A finished completion: tokens, decoded text and stop reason.
 type Completion = (Vec<u32>, String, StopReason);
 
 /// Generation configurations to test.
@@ -44,7 +44,7 @@ fn configurations(model: &LoadedModel, eos_token_id: &[u32]) -> Vec<GenerationCo
     configurations
 }
 
-/// Completions of all requests, generated in one batch.
+/// Generates the completions of all requests in one batch.
 fn completions(
     model: &LoadedModel,
     requests: Vec<Request>,
@@ -117,7 +117,7 @@ fn finished_completions_conform_alone_and_in_a_batch() {
     assert!(["eos", "complete", "max_new_tokens"].iter().all(|reason| reasons[reason] > 5), "{reasons:?}");
 }
 
-/// One constraint for many requests, as with a file of prompts.
+/// One constraint can serve many requests, as with a file of prompts.
 #[test]
 fn one_constraint_serves_many_requests() {
     let model = models().swap_remove(1);

@@ -63,12 +63,12 @@ fn bytes_without_a_token_are_dead_ends() {
     // Only one alternative is a dead end, so the others remain allowed.
     let constraint = compiled(&vocabulary, &Grammar::Regex("a(c|b)".into()), &[0]);
     assert_eq!(allowed(&*constraint, &[1], 4), [2]);
-    // A continuation would need a byte that no token writes, so the text ends here.
+    // Continuing would need a byte that no token writes, so the text ends here.
     let constraint = compiled(&vocabulary, &Grammar::Regex("a(c|d)?".into()), &[]);
     assert!(constraint.is_complete(&[1]).unwrap());
 }
 
-/// Every text of a tokenizer whose words begin with spaces.
+/// Samples texts with a tokenizer whose words begin with spaces and checks every decoded text.
 #[test]
 fn metaspace_texts_conform_after_decoding() {
     let decoders = [

@@ -10,10 +10,10 @@ use crate::error::Result;
 /// Source: the Mechanistic Interpretability Benchmark (arXiv:2504.13151).
 pub const EDGE_SHARES: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
 
-/// Maximum relative difference between sums of the same numbers in different orders.
+/// Relative tolerance for sums of the same values in different orders.
 const ROUNDING: f32 = 1e-6;
 
-/// One circuit of a curve.
+/// One point on a curve: a circuit and its faithfulness.
 ///
 /// Part of a [`FaithfulnessCurve`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,7 +26,7 @@ pub struct CurvePoint {
     pub edges: usize,
     /// Metric of the circuit.
     pub value: f32,
-    /// Normalized metric; no edge gives 0 and all edges give 1.
+    /// Normalized metric: 0 with no edges, 1 with all edges.
     pub faithfulness: f32,
 }
 
@@ -44,14 +44,14 @@ pub struct CurvePoint {
 pub struct FaithfulnessCurve {
     /// Metric with all edges, equal to the clean prompts' metric.
     pub model: f32,
-    /// Metric without edges, equal to the corrupted prompts' metric.
+    /// Metric with no edges, equal to the corrupted prompts' metric.
     pub empty: f32,
     /// Circuits in ascending order of size.
     pub points: Vec<CurvePoint>,
 }
 
 impl FaithfulnessCurve {
-    /// Normalizes a metric so that no edge gives 0 and all edges give 1.
+    /// Normalizes a metric to 0 with no edges and 1 with all edges.
     pub fn faithfulness(&self, value: f32) -> f32 {
         (value - self.empty) / (self.model - self.empty)
     }
@@ -78,7 +78,7 @@ impl FaithfulnessCurve {
 }
 
 impl CircuitTask<'_> {
-    /// Computes the metric with all edges and without edges.
+    /// Computes the metric with all edges and with no edges.
     ///
     /// # Errors
     /// If [`CircuitTask::values`] fails, or if both metrics are equal.
@@ -125,7 +125,7 @@ impl CircuitTask<'_> {
     }
 }
 
-/// Number of edges for a fraction of `count`, rounded down.
+/// Returns the fraction `share` of `count` edges, rounded down.
 #[expect(clippy::cast_possible_truncation, reason = "a fraction of a count fits into usize")]
 #[expect(clippy::cast_sign_loss, reason = "fractions are positive")]
 fn share_of(share: f64, count: usize) -> usize {

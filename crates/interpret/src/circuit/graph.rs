@@ -1,4 +1,4 @@
-//! Edge graph of a model, between component outputs and inputs, and circuits as subsets of its edges.
+//! Edge graph between a model's component outputs and inputs, and circuits as subsets of its edges.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -62,7 +62,7 @@ pub enum EdgeDestination {
 }
 
 impl EdgeDestination {
-    /// Returns the source computed from it; `None` for the logits.
+    /// Returns the component that reads this input, as a source; `None` for the logits.
     pub fn source(self) -> Option<EdgeSource> {
         match self {
             Self::Query(head) | Self::Key(head) | Self::Value(head) => Some(EdgeSource::Head(head)),
@@ -71,7 +71,7 @@ impl EdgeDestination {
         }
     }
 
-    /// Returns the name of its node: `a11.h10`, `m3` or `logits`.
+    /// Returns the name of the destination's node: `a11.h10`, `m3` or `logits`.
     pub fn node(self) -> String {
         self.source().map_or_else(|| "logits".into(), |source| source.to_string())
     }
@@ -89,7 +89,7 @@ impl Display for EdgeDestination {
     }
 }
 
-/// Token spans at both ends of an edge, counted from 0.
+/// Token spans at the two ends of an edge, counted from 0.
 ///
 /// Only keys and values cross between spans: they are read at the source's position and used by the query at
 /// the destination's. [`EdgeGraph::in_spans`] takes the pairs with crossing edges.
@@ -102,7 +102,7 @@ pub struct EdgeSpans {
 }
 
 impl EdgeSpans {
-    /// Both ends in one span.
+    /// Places both ends in the same span.
     pub fn within(span: usize) -> Self {
         Self { source: span, destination: span }
     }
@@ -115,11 +115,11 @@ pub struct Edge {
     pub source: EdgeSource,
     /// Destination of the edge.
     pub destination: EdgeDestination,
-    /// Spans of both ends; 0 for both in a graph without spans.
+    /// Spans of the two ends; both are 0 in a graph without spans.
     pub spans: EdgeSpans,
 }
 
-/// Format of the Mechanistic Interpretability Benchmark, without spans: `a9.h9->a11.h10<q>`.
+/// Uses the Mechanistic Interpretability Benchmark's format, without spans: `a9.h9->a11.h10<q>`.
 impl Display for Edge {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}->{}", self.source, self.destination)
@@ -131,13 +131,13 @@ impl Display for Edge {
 pub(super) struct Row {
     pub(super) destination: EdgeDestination,
     pub(super) sources: usize,
-    /// Index of its first edge among those within a span.
+    /// Index of the row's first edge among the edges within a span.
     within: usize,
-    /// Index of its first edge among those that cross between two spans, if it has any.
+    /// Index of the row's first edge among the edges between two spans, if it has any.
     crossing: Option<usize>,
 }
 
-/// All edges of a model, from every source to every destination that is computed after it.
+/// All edges of a model, from each source to every destination computed after it.
 ///
 /// With spans, each edge exists once for each pair of spans that it can connect.
 ///
@@ -201,7 +201,7 @@ impl EdgeGraph {
         Ok(Self { span_count, crossings, ..self })
     }
 
-    /// Number of sources: the input, and the heads and the MLP of each layer.
+    /// Number of sources: the input, plus the heads and the MLP of each layer.
     pub fn source_count(&self) -> usize {
         self.sources_before(self.n_layer)
     }
@@ -368,7 +368,7 @@ impl EdgeGraph {
     }
 }
 
-/// Method of selecting a circuit's edges by the magnitude of their scores. See [`Circuit::selected`].
+/// Method for selecting a circuit's edges by score magnitude. See [`Circuit::selected`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Selection {
     /// Backward from the logits: repeatedly adds the strongest edge into a node already in the circuit.
@@ -399,7 +399,7 @@ pub struct Circuit {
 }
 
 impl Circuit {
-    /// Returns the circuit with every edge, which equals the model.
+    /// Returns the circuit with every edge, equivalent to the model.
     pub fn whole(graph: &EdgeGraph) -> Self {
         Self { graph: graph.clone(), kept: vec![true; graph.edge_count()] }
     }
@@ -511,12 +511,12 @@ impl Circuit {
         self
     }
 
-    /// Returns one flag per edge, true if it is kept, in the order of [`EdgeGraph::edges`].
+    /// Returns one flag per edge, true if the edge is kept, in the order of [`EdgeGraph::edges`].
     pub fn kept(&self) -> &[bool] {
         &self.kept
     }
 
-    /// Returns the graph that it is a subset of.
+    /// Returns the graph that this circuit is a subset of.
     pub fn graph(&self) -> &EdgeGraph {
         &self.graph
     }
@@ -531,7 +531,7 @@ impl Circuit {
         self.graph.edges().zip(&self.kept).filter(|(_, is_kept)| **is_kept).map(|(edge, _)| edge)
     }
 
-    /// Whether any kept edge reads the node computed from a destination, in a graph without spans.
+    /// Whether a kept edge starts at the destination's node; the graph must not have spans.
     pub(super) fn is_used(&self, destination: EdgeDestination) -> bool {
         let node = self.graph.node_of(destination);
         let reads = |row: &Row| node < row.sources && self.kept[row.within + node];
@@ -542,7 +542,7 @@ impl Circuit {
         self.kept[edge] = is_kept;
     }
 
-    /// Returns 1 for each omitted edge between two spans, `(rows, sources)` in row-major order.
+    /// Returns a row-major mask `(rows, sources)` with 1 for each omitted edge between two spans.
     ///
     /// Returns `None` if no edge is omitted.
     pub(super) fn omitted_mask(&self, spans: EdgeSpans, rows: &[Row]) -> Option<Vec<f32>> {

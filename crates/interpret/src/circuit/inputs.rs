@@ -1,4 +1,4 @@
-//! Separate inputs for each destination.
+//! Separate inputs for each edge destination.
 //!
 //! In a model, all heads of a layer read one residual stream. In the edge graph, each destination reads its
 //! own sum, and every edge is one term of it.
@@ -23,7 +23,7 @@ pub(super) fn places_of_sources(n_layer: usize) -> impl Iterator<Item = Site> {
     std::iter::once(Site::outside(SiteKind::Embed)).chain((0..n_layer).flat_map(of_layer))
 }
 
-/// Outputs of all sources, `(sources, B, T, C)`, from a record of [`places_of_sources`].
+/// Outputs of all sources, `(sources, B, T, C)`; `record` must contain [`places_of_sources`].
 pub(super) fn written(model: &Gpt2LMHeadModel, record: &Record) -> Result<Tensor> {
     let written =
         places_of_sources(model.config().n_layer).map(|site| of_source(model, site, record.get(site)?));
@@ -73,7 +73,7 @@ fn through_norm(norm: &LayerNorm, x: &Tensor, gradients: &Tensor) -> Result<Tens
     (gradients - along.broadcast_mul(&normalized)?)?.broadcast_div(&scale)
 }
 
-/// Maps gradients at a layer's queries, keys and values to the heads' inputs, `(3 H, B, T, C)`.
+/// Maps gradients at a layer's queries, keys and values to gradients at head inputs, `(3 H, B, T, C)`.
 pub(super) fn into_heads(
     model: &Gpt2LMHeadModel,
     layer: usize,
@@ -107,7 +107,7 @@ pub(super) fn into_mlp(
 /// Token positions grouped by span.
 pub(super) struct Positions {
     spans: Vec<Span>,
-    /// Index of each position in the concatenation of all spans; `None` if that is the identity.
+    /// Index of each position in the concatenation of all spans; `None` if this is the identity.
     back: Option<Tensor>,
 }
 
@@ -159,7 +159,7 @@ impl Positions {
 }
 
 impl Span {
-    /// Selects the values at its positions along the token axis.
+    /// Selects the span's positions along the token axis.
     pub(super) fn of(&self, values: &Tensor) -> Result<Tensor> {
         let whole = || Ok(values.clone());
         self.index.as_ref().map_or_else(whole, |index| values.contiguous()?.index_select(index, TOKEN_DIM))
@@ -176,12 +176,12 @@ pub(super) struct HeadGradients<'a> {
     pub(super) queries: &'a Tensor,
     /// Attention pattern, `(B, H, T, S)`.
     pub(super) pattern: &'a Tensor,
-    /// Scale of the products of queries and keys.
+    /// Scale of the query-key dot products.
     pub(super) scale: f64,
 }
 
 impl HeadGradients<'_> {
-    /// Gradients at keys and values, `(B, T, H, D)`, through the queries in this span only.
+    /// Computes gradients at keys and values, `(B, T, H, D)`, through queries in this span only.
     pub(super) fn of_queries_in(&self, span: &Span) -> Result<[Tensor; 2]> {
         let by_key = |weights: &Tensor, queries: &Tensor| {
             // (B, H, S, T')
@@ -193,7 +193,7 @@ impl HeadGradients<'_> {
     }
 }
 
-/// Accumulates the scores of some rows' edges between two spans.
+/// Accumulates the scores of the given rows' edges between two spans.
 ///
 /// A score is the product of a gradient `(rows, B, T, C)` and a difference `(sources, B, T, C)`: a source's
 /// output in the corrupted run minus that in the clean run. Both are at the positions of the source's span.
@@ -246,7 +246,7 @@ impl<'a> CircuitRun<'a> {
         Self { model, circuit, positions, corrupted, differences: None, seen: 0, waiting: BTreeMap::new() }
     }
 
-    /// Returns the inputs of some destinations, `(rows, B, T, C)`, or `None` if they equal the model's.
+    /// Returns the destinations' inputs, `(rows, B, T, C)`, or `None` if they equal the model's.
     ///
     /// `destination` is the destinations' span; `None` means that each source's own span is used.
     fn inputs(&self, residual: &Tensor, rows: &[Row], destination: Option<usize>) -> Result<Option<Tensor>> {
@@ -273,7 +273,7 @@ impl<'a> CircuitRun<'a> {
         self.positions.joined(&added)?.broadcast_add(&residual).map(Some)
     }
 
-    /// Calls [`Circuit::omitted_mask`] for the edges from a span to some destinations.
+    /// Calls [`Circuit::omitted_mask`] for the edges from a span to the given destinations.
     ///
     /// Without a destination span, the edges are within the source's span.
     fn omitted_mask(&self, source: &Span, rows: &[Row], destination: Option<usize>) -> Option<Vec<f32>> {

@@ -1,9 +1,9 @@
-//! Circuits of tasks: the edges of a model that carry its behavior on pairs of prompts.
+//! Task circuits: the edges that carry a model's behavior on pairs of prompts.
 //!
 //! ```text
 //! graph    sources, destinations, edges; circuits and their selection by score
 //! inputs   separate inputs for each destination, forward and backward
-//! task     pairs of prompts: scores of edges by gradients, values of circuits by runs, ACDC
+//! task     pairs of prompts: edge scores from gradients, circuit metrics from runs, ACDC
 //! curve    faithfulness by size
 //! ```
 

@@ -1,4 +1,4 @@
-//! Tasks as pairs of prompts: scores of edges and metrics of circuits.
+//! Tasks defined by pairs of prompts: edge scores and circuit metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::{Chain, InterpretError, Record, Run};
 
 /// Maximum number of tokens per batch; at GPT-2's size, the outputs of 157 sources take 120 MB.
 const BATCH_TOKENS: usize = 256;
-/// Maximum memory for the corrupted runs in [`CircuitTask::acdc`], and for edges.
+/// Maximum memory for the corrupted runs in [`CircuitTask::acdc`], and for the edges.
 const MOST_BYTES: usize = 2 << 30;
 /// Memory per edge: its scores, its flags in circuits and its entry in a report.
 const BYTES_OF_EDGE: usize = 1024;
@@ -25,7 +25,7 @@ const BYTES_OF_EDGE: usize = 1024;
 /// Two prompts of equal length, with the answers to compare. [`CircuitTask`] takes a list of pairs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromptPair {
-    /// Prompt for which the correct answers are right.
+    /// Clean prompt, to which the correct answers apply.
     pub clean: Vec<u32>,
     /// Corrupted prompt of the same length.
     pub corrupted: Vec<u32>,
@@ -40,7 +40,7 @@ pub struct PromptPair {
 /// Metric of the prediction after the last token. An argument of [`CircuitTask::new`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CircuitMetric {
-    /// Mean logit of the correct answers minus the mean logit of the incorrect ones.
+    /// Mean logit of the correct answers minus the mean logit of the incorrect answers.
     #[default]
     LogitDifference,
     /// Total probability of the correct answers minus the total probability of the incorrect ones.
@@ -74,7 +74,7 @@ pub enum EdgeMethod {
         /// Number of runs.
         steps: usize,
     },
-    /// Mean of the gradients of the clean run and the corrupted run.
+    /// Mean of the clean run's gradient and the corrupted run's gradient.
     CleanCorrupted,
 }
 
@@ -127,7 +127,7 @@ struct Prepared {
 }
 
 impl<'a> CircuitTask<'a> {
-    /// Prepares a model and pairs of prompts.
+    /// Creates a task from a model and pairs of prompts.
     ///
     /// # Errors
     /// If `pairs` is empty, or if a pair has prompts of different lengths or no correct answer. If only some
@@ -198,7 +198,7 @@ impl<'a> CircuitTask<'a> {
         Ok(Self { model, pairs, metric, graph, batches: batches.collect() })
     }
 
-    /// Returns the edges of the model, in the spans of the pairs.
+    /// Returns the model's edge graph, split by the spans of the pairs.
     pub fn graph(&self) -> &EdgeGraph {
         &self.graph
     }
@@ -250,7 +250,7 @@ impl<'a> CircuitTask<'a> {
         Ok(sums.into_iter().map(|sum| rounded(sum / count)).collect())
     }
 
-    /// Computes the mean metric over all pairs if only a circuit's edges carry clean activations.
+    /// Computes each circuit's mean metric over all pairs; only its edges carry clean activations.
     ///
     /// Calls `done` with the number of finished pairs.
     ///
@@ -366,7 +366,7 @@ impl<'a> CircuitTask<'a> {
         })
     }
 
-    /// Performs both runs; `observer` sees the clean one.
+    /// Performs the clean and the corrupted run; `observer` sees only the clean run.
     fn prepared(&self, places: &[usize], observer: &mut dyn Observer) -> Result<Prepared> {
         let batch = self.batch(places)?;
         let mut record = Record::new(places_of_sources(self.model.config().n_layer));
@@ -404,7 +404,7 @@ impl<'a> CircuitTask<'a> {
         Ok(f64::from(Self::metric_of(prepared, &logits, metric)?.to_scalar::<f32>()?))
     }
 
-    /// Adds the products of the differences with the gradients of a run with these token embeddings.
+    /// Adds edge scores: `differences` times the gradients of a run with these token embeddings.
     fn add_scores_of(
         &self,
         prepared: &Prepared,

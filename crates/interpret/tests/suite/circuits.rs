@@ -28,7 +28,7 @@ const METHODS: [(&str, EdgeMethod); 3] = [
     ("clean_corrupted", EdgeMethod::CleanCorrupted),
 ];
 
-/// Reads the pairs of a circuit fixture.
+/// Reads the prompt pairs of a circuit fixture.
 fn recorded_pairs(fixture: &Fixture) -> Vec<PromptPair> {
     let pair = |pair: &Value| {
         let [clean, corrupted, correct, incorrect] =
@@ -38,7 +38,7 @@ fn recorded_pairs(fixture: &Fixture) -> Vec<PromptPair> {
     fixture.recorded()["pairs"].as_array().unwrap().iter().map(pair).collect()
 }
 
-/// Checks every value within `tolerance` times the largest expected magnitude.
+/// Checks that every value is within `tolerance` times the largest expected magnitude.
 #[track_caller]
 fn assert_near(found: &[f32], expected: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -135,7 +135,7 @@ fn circuit_metrics_match_the_reference() -> Result<()> {
     Ok(())
 }
 
-/// Pair of prompts of a case, comparing the answer with the wrong one.
+/// Returns a case's prompt pair, which compares the answer with the wrong answer.
 fn pair_of(case: &Case) -> PromptPair {
     PromptPair {
         clean: case.clean.clone(),
@@ -159,8 +159,8 @@ fn whole_circuit_equals_clean_and_empty_equals_corrupted() -> Result<()> {
         let divergence = CircuitTask::new(&case.model, &pairs, CircuitMetric::Divergence)?;
         let found = divergence.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
         assert!(found[0].abs() < 1e-5 && found[1] > 1e-3, "{}: {found:?}", case.name);
-        // With spans: all edges, no edges, and the edges of a single span. The last token is in the first
-        // span, and so is one of the two that differ.
+        // With spans: all edges, no edges, and the edges of a single span. The first span contains the last
+        // token and one of the two tokens that differ.
         let middle = case.clean.len() / 2;
         pairs[0].spans = (0..case.clean.len())
             .map(|token| usize::from(token <= middle) + usize::from(token == 0))
@@ -179,7 +179,7 @@ fn whole_circuit_equals_clean_and_empty_equals_corrupted() -> Result<()> {
     Ok(())
 }
 
-/// Scores of the input's edges add up to the difference of both runs.
+/// Checks that the scores of the input's edges sum to the metric difference between the runs.
 ///
 /// Everything that differs flows through these edges.
 #[test]
@@ -263,7 +263,7 @@ fn scores_average_over_pairs_and_sum_over_spans() -> Result<()> {
     Ok(())
 }
 
-/// A pair of five tokens with the spans `spans`.
+/// Prompt pair of five tokens with these spans.
 fn short_pair(vocab: u64, spans: [usize; 5]) -> PromptPair {
     let mut random = RandomStream::new(11);
     let mut draw = |count: usize| -> Vec<u32> {
@@ -275,7 +275,7 @@ fn short_pair(vocab: u64, spans: [usize; 5]) -> PromptPair {
     PromptPair { clean, corrupted, correct: draw(1), incorrect: draw(1), spans: spans.to_vec() }
 }
 
-/// The score of an edge between two positions is the metric's slope along that edge alone.
+/// Checks that the score of an edge between two positions is the metric's slope along that edge.
 ///
 /// Only this edge, between these positions, moves to its corrupted value.
 #[test]
@@ -289,7 +289,7 @@ fn position_scores_equal_finite_differences() -> Result<()> {
         let plain = Plain { model: &case.model, spans: &pair.spans };
         let step = 1e-4;
         let mut expected = Vec::new();
-        // Only every seventh edge of the larger model.
+        // For the larger model, check only every seventh edge.
         let stride = if name == "plain" { 1 } else { 7 };
         let edges: Vec<Edge> = task.graph().edges().collect();
         for edge in edges.iter().step_by(stride) {
@@ -404,7 +404,7 @@ fn selection_keeps_the_largest_connected_scores() -> Result<()> {
     Ok(())
 }
 
-/// Follows the definition literally: every edge from the logits backward, with one run for each.
+/// Compares ACDC with its literal definition: one run per edge, from the logits backward.
 #[test]
 fn acdc_drops_edges_below_the_threshold() -> Result<()> {
     for (name, threshold) in [("plain", 0.02), ("untied", 0.003)] {

@@ -57,7 +57,7 @@ impl Case {
         u32::try_from(self.recorded[name].as_u64().unwrap()).unwrap()
     }
 
-    /// Metric of the answer against the wrong one, after the last token.
+    /// Metric that compares the answer with the wrong answer, after the last token.
     pub(crate) fn metric(&self) -> Metric {
         Metric::logit_difference(self.id("answer"), self.id("wrong"), self.clean.len() - 1)
     }

@@ -1,4 +1,4 @@
-//! Dictionaries compared with manual results, plain loops and PyTorch, and files of SAELens and OpenAI.
+//! Tests of dictionaries against manual results, plain loops, PyTorch, and SAELens and OpenAI files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -72,7 +72,7 @@ fn latents_and_outputs_match_manual_computation() {
     for (activation, latents, output) in [
         (LatentActivation::Relu, [2., 3., 0.5, 0., 0., 0.5], [4., 2.5, 2., -0.5]),
         (LatentActivation::TopK { k: 1 }, [0., 3., 0., 0., 0., 0.5], [1., 3., 2., -0.5]),
-        // The second largest of the second row is negative.
+        // The second largest value of the second row is negative.
         (LatentActivation::TopK { k: 2 }, [2., 3., 0., 0., 0., 0.5], [3., 3., 2., -0.5]),
         (LatentActivation::TopK { k: 3 }, [2., 3., 0.5, 0., 0., 0.5], [4., 2.5, 2., -0.5]),
         // A value equal to its threshold does not exceed it.
@@ -201,7 +201,7 @@ fn every_activation_and_option_matches_a_plain_loop() {
     }
 }
 
-/// Attribution to latents needs their gradients.
+/// Checks gradients through latents; attribution to latents needs them.
 #[test]
 fn gradients_flow_through_active_latents_only() {
     for (activation, expected) in
@@ -291,7 +291,7 @@ fn transcoder_reads_and_explains_different_hook_points() {
     assert!(message.contains("block 1 is out of range"), "{message}");
 }
 
-/// Folded direction norms give unit directions with the same results.
+/// Checks that folding direction norms gives unit directions and the same results.
 ///
 /// The latents are scaled by the norms of their directions, as when SAELens folds the norms.
 #[test]
@@ -347,7 +347,7 @@ fn saved_dictionary_reconstructs_identically() {
     }
 }
 
-/// The dictionary's input follows TransformerLens' processing if the configuration requires it.
+/// Checks that inputs get TransformerLens' processing if the configuration requires it.
 #[test]
 fn input_follows_transformer_lens_processing() {
     let case = Case::open("plain");
@@ -385,7 +385,7 @@ fn input_follows_transformer_lens_processing() {
     }
 }
 
-/// Keys of a valid configuration, with changes.
+/// Parses a valid configuration with these changes.
 fn config(changes: Value) -> Result<DictionaryConfig, String> {
     let mut keys = json!({"hook_name": "blocks.8.hook_resid_pre", "d_in": 768, "d_sae": 24_576});
     for (key, value) in changes.as_object().unwrap() {
@@ -394,7 +394,7 @@ fn config(changes: Value) -> Result<DictionaryConfig, String> {
     DictionaryConfig::from_json(&keys.to_string()).map_err(|error| error.to_string())
 }
 
-/// Keys of gpt2-small-res-jb, of SAELens 3 to 5, of SAELens 6, and of the first dictionaries for `z`.
+/// Covers the keys of gpt2-small-res-jb, SAELens 3 to 6, and the first dictionaries for `z`.
 #[test]
 fn configs_of_every_version_are_parsed() {
     let oldest = json!({

@@ -1,4 +1,4 @@
-//! Feature examples compared with plain loops, and feature logits compared with direct attribution.
+//! Tests of feature examples against plain loops, and of feature logits against direct attribution.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use serde_json::json;
 
 use crate::common::{CASES, Case};
 
-/// Tolerance for f32 sums of a few dozen products of numbers near 1.
+/// Tolerance for f32 sums of a few dozen products of values near 1.
 const ROUNDING: f64 = 1e-4;
 
 const FEATURES: usize = 5;
 
-/// Token ids of a text and its latents by token, about a third of them positive.
+/// Token ids of a text, and its latents by token, about a third of which are positive.
 fn text(number: usize) -> (Vec<u32>, Vec<Vec<f32>>) {
     let tokens = 2 + number * 7 % 40;
     let ids = (0..tokens).map(|token| u32::try_from(number * 100 + token).unwrap()).collect();
@@ -102,7 +102,7 @@ fn strongest_texts_counts_and_histogram_match_plain_loops() {
 
 #[test]
 fn quarters_partition_active_texts_by_strength() {
-    // So few texts that the sample contains all of them.
+    // Few enough texts that the sample contains all of them.
     let (texts, count) = (20, 5);
     for found in collected(&[1, 3], count, texts) {
         let ranked = ranked(found.feature, texts);
@@ -120,7 +120,7 @@ fn quarters_partition_active_texts_by_strength() {
     assert!(collected(&[1], 20, 20)[0].quarters.is_empty());
 }
 
-/// The sample from many texts is independent of strength and order.
+/// Checks that the sample from many texts is independent of strength and order.
 #[test]
 fn sample_is_uniform_over_texts() {
     let (texts, features, count) = (400, 200, 2);
@@ -180,7 +180,7 @@ fn dictionary(site: Site, width: usize) -> Dictionary {
     Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&config.to_string()).unwrap()).unwrap()
 }
 
-/// A token's logit equals the direct attribution of the vector that the feature writes.
+/// Checks that a token's logit equals the direct attribution of the vector that the feature writes.
 #[test]
 fn feature_logits_equal_direct_attribution() {
     for case in CASES {

@@ -1,4 +1,4 @@
-//! Attribution graphs: complete sums, edges that match interventions, and PyTorch's autograd.
+//! Attribution graphs: complete sums, and edges that match interventions and PyTorch's autograd.
 
 use std::collections::BTreeMap;
 
@@ -171,7 +171,7 @@ impl Observer for Skips {
     }
 }
 
-/// A run with everything frozen that the local replacement model freezes.
+/// Runs the model with everything frozen that the local replacement model freezes.
 fn frozen_run(run: &Run, others: Vec<&mut dyn Observer>, sites: &[Site]) -> Result<(Record, Vec<f64>)> {
     let n_layer = run.model.config().n_layer;
     let inside = [SiteKind::Ln1Scale, SiteKind::Pattern, SiteKind::Ln2Scale, SiteKind::MlpOut];
@@ -189,7 +189,7 @@ fn frozen_run(run: &Run, others: Vec<&mut dyn Observer>, sites: &[Site]) -> Resu
     Ok((seen, logits.iter().map(|logit| logit - mean).collect()))
 }
 
-/// Doubling a feature changes every target by the edge, if everything else is frozen.
+/// Checks that doubling a feature changes each target by its edge if everything else is frozen.
 #[test]
 fn doubling_a_feature_moves_every_target_by_its_edge() -> Result<()> {
     const MOVED: f64 = 5e-4;
@@ -367,7 +367,7 @@ fn influence_pruning_and_scores_match_plain_loops() {
     });
 }
 
-/// Transcoders that reproduce the MLPs leave no error, and both scores are 1.
+/// Checks that transcoders that reproduce the MLPs leave no error and have scores of 1.
 #[test]
 fn exact_transcoders_have_scores_of_one() -> Result<()> {
     let config = Gpt2Config { activation_function: Activation::Relu, n_inner: Some(19), ..small() };
@@ -394,7 +394,7 @@ fn exact_transcoders_have_scores_of_one() -> Result<()> {
     Ok(())
 }
 
-/// A limited graph has rows for the most influential features, equal to those of the whole graph.
+/// Checks that a limited graph has the whole graph's rows for the most influential features.
 #[test]
 fn limited_graph_has_the_edges_of_the_whole_graph() {
     with_graphs(|name, replacement, _, _| {
@@ -438,7 +438,7 @@ fn limited_graph_has_the_edges_of_the_whole_graph() {
     });
 }
 
-/// Predicted effects of setting a feature to 0 match a model whose moving parts are all linear.
+/// Compares the predicted effects of setting a feature to 0 with a manual sum over paths.
 #[test]
 fn predictions_flow_through_features_that_are_not_set() -> Result<()> {
     let model = seeded(&small(), DType::F64);
@@ -505,7 +505,7 @@ fn predictions_flow_through_features_that_are_not_set() -> Result<()> {
     Ok(())
 }
 
-/// The estimate in the error depends on the number of active features.
+/// Checks the estimate in the error, which depends on the number of active features.
 ///
 /// It consists of two copies of the rows, the directions that nodes write, and a batch of 64 targets.
 #[test]

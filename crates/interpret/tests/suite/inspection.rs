@@ -1,4 +1,4 @@
-//! Edits and records give the same results on a sequence in chunks as on the whole sequence.
+//! Edits and records give the same results in chunks as on the whole sequence.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ fn chunked_record_equals_the_whole_sequence() {
                     let mut shape = token_shape(model.config(), site.kind, keys);
                     shape.insert(axis - 1, expected.len());
                     assert_eq!(found.dims()[1..], shape, "{site}");
-                    // Masked scores are minus infinity in both.
+                    // Masked scores are minus infinity in both records.
                     let finite = |x: &Tensor| x.maximum(-1e9).unwrap();
                     assert_close(
                         &finite(found),
@@ -90,7 +90,7 @@ fn positions_outside_the_sequence_record_nothing() {
     assert!(inspection.record().unwrap().values.is_empty());
 }
 
-/// `Add` gives the same bits as a control vector, and any edit with scale 0 has no effect.
+/// Checks that `Add` matches a control vector bit for bit, and that scale 0 disables any edit.
 #[test]
 fn scale_sets_the_strength_of_an_edit() {
     for case in Case::all() {
@@ -169,7 +169,7 @@ fn projection_keeps_the_precision_of_the_activation() {
         let mut edit = ProjectOut::new(site, direction).unwrap();
         edit.observe(site, x.unsqueeze(0).unwrap().unsqueeze(0).unwrap()).unwrap() // (B, T, C)
     };
-    // A third has no exact f32, which would leave 1e-8.
+    // A third is not exact in f32, which would leave a remainder of 1e-8.
     let x = Tensor::new(&[1f64, 2., 2.], &Device::Cpu).unwrap();
     let projected = project(&x, x.clone());
     assert_eq!(projected.dtype(), DType::F64);

@@ -23,7 +23,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// Tolerance for f32 sums in a different order.
 const SAME: f64 = 2e-5;
 
-/// Requests some hook points and changes nothing.
+/// Observer that requests these hook points and changes nothing.
 struct PassiveObserver(Vec<Site>);
 
 impl Observer for PassiveObserver {
@@ -184,7 +184,7 @@ fn stopped_pass_computes_no_later_block() -> Result<()> {
     Ok(())
 }
 
-/// With a cache, a sequence can be run in chunks up to a block.
+/// Checks that a sequence can be run in chunks up to a block with a cache.
 ///
 /// Passes to another block would miss tokens and are rejected.
 #[test]
@@ -239,7 +239,7 @@ fn record_does_not_depend_on_stopping_early() -> Result<()> {
     Ok(())
 }
 
-/// Sequences of several lengths, down to one token, are bit-identical in a batch and alone.
+/// Checks that sequences of several lengths are bit-identical in a batch and alone.
 #[test]
 fn rows_recorded_in_a_batch_equal_rows_recorded_alone() -> Result<()> {
     for case in Case::all() {
@@ -344,7 +344,7 @@ fn observer_of_the_model_sees_every_pass() -> Result<()> {
     Ok(())
 }
 
-/// A control vector is added to its blocks' outputs at every position, including later passes.
+/// Checks that a control vector is added to block outputs at every position, in later passes too.
 #[test]
 fn control_vectors_are_added_to_block_outputs() -> Result<()> {
     let case = Case::all().next().ok_or("no cases")?;
@@ -431,7 +431,7 @@ fn patching_the_whole_residual_stream_restores_the_clean_run() -> Result<()> {
     Ok(())
 }
 
-/// Gradients match central differences along the gradient, where the change is largest.
+/// Compares gradients with central differences along the gradient, where the change is largest.
 ///
 /// The check is `m(x + ε g) - m(x - ε g) = 2 ε g·g`.
 #[test]
@@ -486,7 +486,7 @@ fn dictionary(width: usize, reads: Site, writes: Site) -> Result<Dictionary> {
     Ok(Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&config)?)?)
 }
 
-/// Combines a steering vector, a replaced head at one token, and a dictionary at the second block.
+/// Covers a steering vector, a replaced head at one token, and a dictionary at the second block.
 #[test]
 fn gradients_under_edits_and_splices_match_finite_differences() -> Result<()> {
     // A short step, so that no latent turns on or off.

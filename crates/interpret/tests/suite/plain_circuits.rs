@@ -14,7 +14,7 @@ fn vector(tensor: &Tensor) -> Vector {
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Rows of a weight, and the bias.
+/// Weight rows and bias.
 struct Layer(Vec<Vector>, Vector);
 
 impl Layer {
@@ -65,7 +65,7 @@ impl Norm {
     }
 }
 
-/// A model whose edges are split by the span of each position.
+/// A model whose edges are split by token span.
 pub(crate) struct Plain<'a> {
     pub(crate) model: &'a Gpt2LMHeadModel,
     pub(crate) spans: &'a [usize],

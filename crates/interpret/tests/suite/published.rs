@@ -2,8 +2,8 @@
 //!
 //! They require `GPT2_PUBLISHED` to name a folder that contains `gpt2`, and report a skip otherwise. The
 //! sources are TransformerLens' tests and its notebooks Main_Demo, Exploratory_Analysis_Demo,
-//! Attribution_Patching_Demo and Head_Detector_Demo. Its zero of `v` and `z` is the constant of
-//! [`Processing`]. Prompts start with the end-of-text token by default.
+//! Attribution_Patching_Demo and Head_Detector_Demo. A zero of `v` or `z` in TransformerLens is
+//! the constant of [`Processing`]. Prompts start with the end-of-text token by default.
 
 use std::path::PathBuf;
 
@@ -21,11 +21,11 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Environment variable with the folder of the published checkpoints.
 pub(crate) const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
-/// Tolerance for numbers published with three decimals, as most are.
+/// Tolerance for values published with three decimals, as most are.
 const THREE_DIGITS: f64 = 0.002;
 const TWO_DIGITS: f64 = 0.006;
 const LOSS: f64 = 0.0005;
-/// Last token of the indirect object prompts, and the second mention of the subject.
+/// Last position of the indirect object prompts; `SUBJECT` is the second mention of the subject.
 const END: usize = 14;
 const SUBJECT: usize = 10;
 
@@ -123,14 +123,14 @@ impl Comparison {
         }
     }
 
-    /// Compares some heads of a grid.
+    /// Compares the heads listed in `expected` with a grid.
     fn heads(&mut self, what: &str, found: &[Vec<f32>], expected: &str) {
         for (Head { layer, head }, expected) in by_head(expected) {
             self.near(&format!("{what} of {layer}.{head}"), found[layer][head], expected, THREE_DIGITS);
         }
     }
 
-    /// Compares the heads with scores above .3 with the published order; equal published scores may swap.
+    /// Checks the published order of the heads that score above .3; equal published scores may swap.
     fn order(&mut self, what: &str, found: &PerHead, published: &str) {
         let published = by_head(published);
         let mut above: Vec<(Head, f32)> = found
@@ -533,7 +533,7 @@ fn ioi_attribution_patching_matches_published_figures() -> Result<()> {
         "3.0 .0894, 5.5 .2823, 6.0 .0332, 6.9 .1081, 7.3 .1120, 7.9 .1731, 8.6 .3593, 8.10 .2729, 9.7 .0556, 9.9 .3768, \
          10.0 .0903, 10.7 -.4033, 10.10 .0657, 11.2 -.1139, 11.10 -.2813",
     );
-    // Activation patching gives values near 1 for both.
+    // Activation patching gives values near 1 in both cases.
     let grid = estimated(SiteKind::ResidPre, GridAxis::Position)?;
     comparison.near("residual stream at the start", grid[0][SUBJECT], -0.0247, THREE_DIGITS);
     comparison.near("residual stream before block 6", grid[6][SUBJECT], 0.5881, THREE_DIGITS);

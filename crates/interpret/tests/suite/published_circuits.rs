@@ -19,7 +19,7 @@ use crate::published::{Comparison, PUBLISHED_VARIABLE, Published, published};
 const METRIC: f64 = 0.002;
 /// Tolerance of the faithfulness, since edges with nearly equal scores may swap.
 const FAITHFULNESS: f64 = 0.03;
-/// Numbers of edges in the circuits.
+/// Circuit sizes, in edges.
 const EDGES: [usize; 3] = [100, 400, 1000];
 const METHODS: [(&str, EdgeMethod); 2] =
     [("EAP", EdgeMethod::Eap), ("EAP-IG", EdgeMethod::EapIg { steps: 5 })];
@@ -108,7 +108,7 @@ impl Figures {
     }
 }
 
-/// Checks that the strongest edge into the logits is the name mover's, and the signs of two edges.
+/// Checks that name mover 9.9 has the strongest edge into the logits, and the signs of two edges.
 ///
 /// The edge of the strongest negative name mover works against the task. The signs are those of the
 /// Mechanistic Interpretability Benchmark's file for the task (arXiv:2504.13151).

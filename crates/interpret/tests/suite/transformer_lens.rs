@@ -77,7 +77,7 @@ fn residual_stacks_match_transformer_lens() -> Result<()> {
             STACKS,
             &what("decompose_resid"),
         );
-        // The constants of the values are in the remainder.
+        // The constant parts of the values are in the remainder.
         let heads = head_results(&run, Some(&Processing::new(&case.model)?))?;
         assert_eq!(heads.labels, case.labels("stack_head_results"));
         assert_close(

@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 
 use crate::interrupter::Interrupter;
 
-/// Model of two layers with a context of 8, and a folder for results.
+/// Two-layer model with a context of 8, and an output folder.
 struct Work {
     folder: tempfile::TempDir,
     model: LoadedModel,
 }
 
-/// Prompts of ids: short ones, an empty one, and one longer than the context.
+/// Prompts as ids: short ones, an empty one, and one longer than the context.
 fn prompts() -> String {
     let line = |line: usize| {
         let length = [3, 1, 0, 8, 21, 5][line % 6];
@@ -156,7 +156,7 @@ fn resumed_job_writes_identical_files() {
     }
 }
 
-/// The same bytes form other sequences in another format or with another tokenizer.
+/// Covers another file format, in which the same bytes yield different sequences.
 #[test]
 fn same_bytes_with_different_tokens_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
@@ -180,7 +180,7 @@ fn same_bytes_with_different_tokens_are_rejected() {
     assert!(error.contains("token ids of the prompts was \"with the checksum "), "{error}");
 }
 
-/// Other users can read a shared folder, so shards have the permissions of ordinary files.
+/// Checks that shards have ordinary permissions, so that other users can read a shared folder.
 #[cfg(unix)]
 #[test]
 fn shards_have_ordinary_file_permissions() {
@@ -216,14 +216,14 @@ fn mismatched_folder_is_rejected_with_the_difference() {
     let options = ActivationsOptions { shard_size: 51, resume: true };
     let error = refused(ActivationsJob { options, ..job.clone() });
     assert!(error.contains("shard_size was 50 and is now 51"), "{error}");
-    // Another model with the same name.
+    // A different model with the same name.
     let other_weights = checkpoint().with_tensors(|tensors| {
         let bias = tensors.iter_mut().find(|(name, _)| name.ends_with("ln_f.bias")).unwrap().1;
         *bias = (&*bias + 0.5).unwrap();
     });
     let error = job.run(&opened(&other_weights), &Silent).unwrap_err().to_string();
     assert!(error.contains("model was \"tiny with weights in f32 (fingerprint "), "{error}");
-    // File names that lead out of the folder, and shards that have changed.
+    // File names that escape the folder, and shards that have changed.
     let manifest = job.out.join("activations.json");
     let written = fs::read_to_string(&manifest).unwrap();
     let damage = |from: &str, to: &str| {

@@ -30,7 +30,7 @@ fn open(job: &TrainJob, index: usize, count: usize) -> Result<Run, JobError> {
     job.open_share(&reporter, Share { index, count })
 }
 
-/// Takes a step with the runs of all shares, and returns the log entries of the first one.
+/// Takes a step with all shares' runs and returns the first run's log entries.
 fn step(runs: &mut [Run]) -> Vec<Entry> {
     let (mut loss, mut sums) = (0.0, Vec::new());
     for run in &mut *runs {
@@ -51,7 +51,7 @@ fn losses(entries: &[Entry]) -> Vec<(u64, f64)> {
     entries.iter().map(|entry| (entry.step, entry.loss.or(entry.held_out_loss).unwrap())).collect()
 }
 
-/// Includes six shares of batches of five rows, one of which is empty.
+/// Includes five-row batches divided into six shares, one of them empty.
 #[test]
 fn summed_shares_train_like_a_single_run() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Training dictionaries on texts and shards: identical files after interruptions, and rejected jobs.
+//! Dictionary training on texts and shards: identical files after interruptions, and rejected jobs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -200,7 +200,7 @@ fn cross_layer_transcoder_trains_on_texts_and_shards() {
     assert!(files(&out).into_iter().all(|(name, _)| !name.contains("partial")));
 }
 
-/// A model with the same sizes is still a different model.
+/// Changes only weights: a model of the same size is still a different model.
 #[test]
 fn dictionary_of_another_model_is_not_resumed() {
     let mut work = Work::new();
@@ -254,7 +254,7 @@ fn resumed_training_writes_identical_files() {
             assert!(found == expected, "{name}: {} for {}", found.0, expected.0);
         }
         assert_eq!(found.len(), expected.len(), "{name}");
-        // Other hyperparameters of the dictionary are another training.
+        // Different dictionary hyperparameters make it a different training run.
         let other = TrainOptions { resume: true, k: Some(7), ..options.clone() };
         let error = run(&work.job(data, &format!("cut-{name}"), other)).unwrap_err().to_string();
         assert!(error.contains("dictionary was {") && error.contains("use the same options"), "{error}");

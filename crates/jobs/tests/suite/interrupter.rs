@@ -1,4 +1,4 @@
-//! Helpers for the tests of all jobs: an interruption at a chosen check, and a text.
+//! Helpers for the tests of all jobs: interruption at a chosen check, and a sample text.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

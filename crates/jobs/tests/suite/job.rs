@@ -16,7 +16,7 @@ use crate::interrupter::{Interrupter, scenes};
 
 const CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
 
-/// Creates a training on a fixed text in a folder.
+/// Creates a training job on a fixed text in a folder.
 pub(crate) fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
     let data = folder.join("text.txt");
     if !data.exists() {
@@ -44,7 +44,7 @@ fn read(job: &TrainJob, name: &str) -> Vec<u8> {
     fs::read(job.out.join(name)).unwrap()
 }
 
-/// Log entries without their times.
+/// Log entries without times.
 fn log(job: &TrainJob) -> Vec<Value> {
     let log = String::from_utf8(read(job, "log.jsonl")).unwrap();
     let entries = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -211,7 +211,7 @@ fn fine_tuning_reports_samples_and_events() {
     assert_eq!(vocabulary(&read(&job, "tokenizer.json")), vocabulary(&original));
 }
 
-/// Otherwise the end tokens, generation settings and chat template would be lost silently.
+/// Covers generation settings, special tokens and chat template, which might be lost silently.
 #[test]
 fn fine_tuning_keeps_checkpoint_settings() {
     let folder = tempfile::tempdir().unwrap();
@@ -285,7 +285,7 @@ fn invalid_options_are_rejected_before_any_work() {
         ),
         "{error}"
     );
-    // A text shorter than a window takes no memory.
+    // A text shorter than a window takes up no memory.
     let short = (folder.path().join("short.txt"), "The dog was found.");
     fs::write(&short.0, short.1).unwrap();
     let unchecked = TrainOptions { ignore_memory: true, held_out: 0.0, ..huge.clone() };
@@ -308,7 +308,7 @@ fn tiny() -> CheckpointFolder {
     CheckpointFolder::tiny().with_config(json!({"eos_token_id": 0, "bos_token_id": 0}))
 }
 
-/// Creates a fine-tuning of a checkpoint on a file with these contents.
+/// Creates a job that fine-tunes a checkpoint on a file with these contents.
 fn fine_tuning(
     folder: &Path,
     checkpoint: &CheckpointFolder,
@@ -408,7 +408,7 @@ fn labels_must_match_the_existing_head() {
     {
         refused(classifier(&CheckpointFolder::of(name), "3", classify()), class);
     }
-    // The number of a label refers to it, as in data for transformers.
+    // Numbers in the data refer to labels, as in data for transformers.
     let numbered = classifier(&heads, "3", classify());
     let report = run(&numbered).unwrap();
     let labels = report.classification.unwrap().labels.len();
@@ -446,7 +446,7 @@ fn long_rows_lose_their_first_tokens_with_a_note() {
     assert!(notes.0.lock().unwrap().iter().any(|note| note == expected), "{notes:?}", notes = notes.0);
 }
 
-/// A run with different options or different rows is not resumed.
+/// Checks that a run is not resumed with different options or rows.
 #[test]
 fn training_with_changed_options_or_rows_is_not_resumed() {
     let folder = tempfile::tempdir().unwrap();
@@ -500,7 +500,7 @@ fn non_empty_folder_is_not_overwritten() {
     assert!(error.contains("different options: steps was 1 and is now 2"), "{error}");
 }
 
-/// The lock is an operating system lock, which ends with its process.
+/// Covers the lock, which the operating system releases when its process ends.
 #[test]
 fn only_one_training_can_write_a_folder() {
     let folder = tempfile::tempdir().unwrap();
@@ -526,7 +526,7 @@ fn only_one_training_can_write_a_folder() {
     assert!(!candle_gpt2_testing::entries(&first.out).contains(&".lock".to_owned()));
 }
 
-/// Names of a killed process's leftovers, and similar names of other files.
+/// Covers a killed process's leftovers and other files with similar names.
 #[test]
 fn resumed_training_removes_only_its_own_leftovers() {
     const OWN: [&str; 3] = ["model.safetensors.partial-aB3dE6", "tokens.partial-000000", "adapter"];
@@ -552,7 +552,7 @@ fn resumed_training_removes_only_its_own_leftovers() {
     assert_eq!(candle_gpt2_testing::entries(&first.out.join("adapter")), ["content"]);
 }
 
-/// A process killed while writing a kept step leaves a partial folder in that step's folder.
+/// Covers a process killed while writing a kept step, which leaves partial folders there.
 #[test]
 fn resumed_training_removes_partial_files_of_kept_steps() {
     let folder = tempfile::tempdir().unwrap();
@@ -640,7 +640,7 @@ fn truncated_or_edited_log_is_noted() {
     }
 }
 
-/// A downloaded folder can contain anything.
+/// Covers special files, which a downloaded folder may contain.
 #[cfg(unix)]
 #[test]
 fn fifos_and_devices_do_not_block_a_resumed_training() {

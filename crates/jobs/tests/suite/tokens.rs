@@ -1,4 +1,4 @@
-//! Token files: byte-exact formats, identical files after interruptions, and errors of damaged files.
+//! Token files: byte-exact formats, identical files after interruptions, and errors for damaged files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -245,10 +245,10 @@ fn resumed_job_writes_identical_files() {
     assert_eq!((again.encoded_bytes, again.shards), (0, report.shards));
 }
 
-/// Imitates a process that was killed after a save.
+/// Simulates a process that was killed after a save.
 ///
-/// It may leave extra data in the incomplete shard, or the completed shard with its header and name. It
-/// may also leave the beginning of the next shard, and an incomplete manifest.
+/// Such a process may leave extra data in the incomplete shard, or the completed shard with its header and
+/// name. It may also leave the beginning of the next shard and an incomplete manifest.
 fn spoil(folder: &Path, whole: &[(String, Vec<u8>)], attempt: u64) {
     let manifest = folder.join("tokens.json.partial-aB3dE6");
     fs::create_dir(&manifest).unwrap();
@@ -358,7 +358,7 @@ fn only_one_job_can_write_a_folder() {
     }
 }
 
-/// Some shards are complete, and one is incomplete.
+/// Covers jobs that fail with an incomplete shard, alone or after complete ones.
 #[test]
 fn failed_job_leaves_nothing_and_can_be_rerun() {
     let work = Work::new();
@@ -402,7 +402,7 @@ fn invalid_options_and_texts_are_rejected() {
     assert_eq!(neither.run(&Silent).unwrap_err().to_string(), "specify `model` or `tokenizer`");
 }
 
-/// Each case changes a folder in one way, and has an expected error.
+/// Each case changes a folder in one way and expects an error.
 #[test]
 fn damaged_shards_are_reported_by_name() {
     let work = Work::new();

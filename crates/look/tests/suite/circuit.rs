@@ -1,4 +1,4 @@
-//! Tests of circuit search and of the pairs of prompts for it.
+//! Tests of circuit search and its prompt pairs.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ fn written(folder: &TempDir, lines: &[String]) -> PathBuf {
     path
 }
 
-/// Pairs of a task in words of the built-in model.
+/// Prompt pairs for a task, built from the model's vocabulary.
 fn task_data(loaded: &LoadedModel, task: DataTask, count: usize) -> PairData {
     PairData::Pairs(pairs_of(&reader(loaded), task, count, 1))
 }

@@ -1,4 +1,4 @@
-//! Models for the tests of analyses.
+//! Models for analysis tests.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use candle_gpt2_look::{Analysis, Look, LookError, LookSubject, Reader, Text};
 use candle_gpt2_testing::{Fixture, fixture_path, json_fixture};
 use serde_json::Value;
 
-/// Tolerance for sums and quotients of f32 activations against the f64 fixtures.
+/// Tolerance for sums and quotients of f32 activations, compared with the f64 fixtures.
 pub(crate) const GRIDS: f64 = 1e-4;
 
 /// A checkpoint without a tokenizer, with TransformerLens' results for it.
@@ -20,7 +20,7 @@ pub(crate) struct Case {
     pub(crate) recorded: Value,
 }
 
-/// Loads the built-in model, which has a tokenizer, in f32: products in q8 round their inputs.
+/// Loads the built-in model in f32, because q8 products round their inputs.
 pub(crate) fn built_in() -> LoadedModel {
     opened(ModelOptions { dtype: Some(WeightDType::F32), ..ModelOptions::default() })
 }

@@ -1,4 +1,4 @@
-//! Tests of feature examples from a file of texts, against loops over each text's own latents.
+//! Tests of feature examples from a file, compared with loops over each text's latents.
 
 use std::collections::HashMap;
 use std::fs;
@@ -50,7 +50,7 @@ fn written(folder: &Path, texts: &[Vec<u32>]) -> PathBuf {
     file
 }
 
-/// Latents of a text in a run of its own, by token.
+/// Latents of a text that is run alone, by token.
 fn latents(case: &Case, sae: &Path, ids: &[u32]) -> Vec<Vec<f32>> {
     let model = case.loaded.model();
     let dictionary = read_dictionary(sae, Some(SITE), model.config()).unwrap();

@@ -50,7 +50,7 @@ fn every_transcoder_format_reproduces_its_fixture() {
     assert!(read_transcoders(&folder("cross-layer"), &config).unwrap().is_cross_layer());
 }
 
-/// Checks that the program has transcoders that fit only its built-in model.
+/// Checks that the built-in transcoders fit only the built-in model.
 #[test]
 fn built_in_model_has_transcoders() {
     let loaded = built_in();
@@ -89,7 +89,7 @@ fn text_of<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("{key} of {value} is not a string"))
 }
 
-/// Checks what the public schema requires and what its page depends on.
+/// Checks the fields that circuit-tracer's schema and frontend require.
 fn assert_frontend(found: &Analysis, layers: usize, tokens: usize) {
     let json = serde_json::to_value(found).unwrap();
     for key in ["slug", "scan", "prompt"] {
@@ -171,7 +171,7 @@ fn every_graph_matches_the_frontend_schema() {
     assert!(picture.contains("·ball"), "tokens are labels at the bottom");
 }
 
-/// Checks that the sum in the notes is the logit, with edges for all features or for some.
+/// Checks that the sum in the notes equals the logit, with edges for some or all features.
 #[test]
 fn sum_in_the_notes_equals_the_logit() {
     for max_feature_nodes in [10, 4096] {
@@ -278,7 +278,7 @@ fn invalid_graph_options_are_rejected() {
     assert!(error.to_string().contains("no/such"), "{error}");
 }
 
-/// Checks features without edges in the graph: inactive ones, and those with little influence.
+/// Checks features without edges: inactive features, and features with little influence.
 #[test]
 fn any_feature_can_be_set() {
     let loaded = built_in();

@@ -203,7 +203,7 @@ fn models_without_finite_logits_are_rejected() {
     }
 }
 
-/// Checks that random rows, which are repeated once, need a context of two tokens.
+/// Checks that rows of random tokens, which are repeated, need a context of at least two tokens.
 #[test]
 fn random_rows_need_a_context_of_two_tokens() {
     let folder = CheckpointFolder::tiny()

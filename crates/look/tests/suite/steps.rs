@@ -12,7 +12,7 @@ use candle_gpt2_testing::values;
 
 use crate::common::{Case, built_in, reader, words};
 
-/// Tolerance for sums of products in another order.
+/// Tolerance for sums of products in a different order.
 const SUMS: f64 = 1e-4;
 
 fn steps(loaded: &LoadedModel, text: Text, head: Head, query: i64, key: i64) -> HeadSteps {
@@ -189,7 +189,7 @@ fn non_finite_logits_are_rejected() {
     }
 }
 
-/// Covers earlier reads of the same text, a longer one, a shorter one and a different one.
+/// Covers caches filled with the same text, a longer one, a shorter one and a different one.
 #[test]
 fn prefix_cache_returns_the_logits_of_the_text() {
     for loaded in [built_in(), Case::open("untied").loaded] {

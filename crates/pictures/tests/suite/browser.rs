@@ -1,4 +1,4 @@
-//! Tests of pages in a browser: their contents, and that they report no errors and make no requests.
+//! Browser tests of pages: contents, no errors and no requests.
 //!
 //! They need Chromium. Without it, each test reports that it was skipped.
 
@@ -95,7 +95,7 @@ fn first_column_can_be_hidden() {
     assert!(dom.contains("type=\"checkbox\""));
 }
 
-/// Checks that without an address, the page selects the head with the clearest role.
+/// Checks that without a URL fragment, the page selects the head with the clearest role.
 ///
 /// It selects that head's strongest cell and describes the role.
 #[test]
@@ -229,7 +229,7 @@ fn graph_page_shows_the_edges_of_the_selected_node() {
     assert_eq!(buttons(&dom, "graph-in"), ["+2  node E_1_2", "−0.5  node P_2_2"]);
     assert_eq!(buttons(&dom, "graph-out"), ["+1.5  node 3_5_11"]);
     assert_eq!(dom.matches("<circle").count(), 5);
-    // Without an address, the first logit is selected.
+    // Without a URL fragment, the first logit is selected.
     let Some(dom) = page_in_browser(&graph_page(&report, &graph), "", "") else { return };
     assert_eq!(text(&dom, "graph-name"), "node 3_5_11");
 }
@@ -261,7 +261,7 @@ fn keyboard_selects_pins_and_groups_nodes_and_updates_the_url() {
     );
     let address = "#node=E_1_2&amp;pinned=3_5_11%2C0_7_2%2CE_1_2&amp;group.one=0_7_2";
     assert!(dom.contains(&format!("data-address=\"{address}\"")), "{dom}");
-    // The address restores the whole selection.
+    // The URL fragment restores the whole selection.
     let fragment = address[1..].replace("&amp;", "&");
     let Some(again) = page_in_browser(&graph_page(&report, &graph), &fragment, "") else { return };
     assert_eq!(buttons(&again, "graph-pinned"), ["3_5_11", "0_7_2", "E_1_2"]);

@@ -231,7 +231,7 @@ fn oversized_and_empty_pictures_are_rejected() {
     let too_many = |report: &Report| svg(report, Width::TwoColumns).unwrap_err();
     let error = too_many(&samples::attention(14, 12, samples::tokens([b"a".as_slice(), b"b"])));
     assert_eq!(error, PictureError::TooManyPanels { panels: 168, limit: 160, axes: "layer, head".into() });
-    assert!(error.to_string().ends_with("choose fewer of layer, head"));
+    assert!(error.to_string().ends_with("select fewer entries on these axes: layer, head"));
     let error = too_many(&samples::attention(1, 1, samples::repeated(256)));
     assert!(matches!(error, PictureError::TooManyCells { cells: 32_896, limit: 20_000, .. }));
     let mut nothing = samples::layers_by_heads(2, 3);

@@ -55,7 +55,7 @@ pub(crate) fn tokens<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Vec<Token
         .collect()
 }
 
-/// Attention with known weights, which decrease with the distance and differ between heads.
+/// Attention with known weights that decrease with distance and differ between heads.
 pub(crate) fn attention(layers: usize, heads: usize, tokens: Vec<Token>) -> Report {
     let len = tokens.len();
     let mut values = Vec::with_capacity(layers * heads * len * len);
@@ -184,7 +184,7 @@ pub(crate) fn graph() -> Report {
     Report { graph: Some(Graph { nodes, links }), ..bars(Axis::numbers("share", 0..3), sentence()) }
 }
 
-/// A graph with one link to this port of a node.
+/// A graph with a single link, which ends at this port of a node.
 pub(crate) fn graph_with_port(port: Option<char>) -> Report {
     let nodes = vec![node("input", 0, 0.5), node("a0.h0", 1, 0.5)];
     Report { graph: Some(Graph { nodes, links: vec![GraphLink { port, ..link(0, 1, 1.0) }] }), ..graph() }
@@ -226,7 +226,7 @@ pub(crate) fn attribution_graph() -> (Report, AttributionGraph) {
     )
 }
 
-/// Bars of two features of a sentence, the second of which is never active.
+/// A bar report on two features of a sentence; the second feature is never active.
 pub(crate) fn features(tokens: &[Token]) -> (Report, Vec<FeatureCard>) {
     let texts: Vec<String> = tokens.iter().map(|token| token.text.clone()).collect();
     let example = |strongest: usize, value: f32| {

@@ -26,9 +26,9 @@ pub(crate) struct EngineOptions {
 
 #[derive(Debug)]
 pub(crate) enum Update {
-    /// Event of a prompt, which is identified by its index in the call.
+    /// Event of a prompt, identified by its index in the call.
     Event { prompt: usize, event: Event },
-    /// A prompt was rejected or failed, which ends the call.
+    /// A prompt was rejected or failed, and the call ends.
     Refused { prompt: usize, error: GenerationError },
     /// The call failed; no further updates follow.
     Failed(ApiError),
@@ -70,7 +70,7 @@ pub(super) struct Shared {
     pub(super) options: EngineOptions,
     /// Number of waiting prompts.
     pub(super) queued: AtomicUsize,
-    /// Number of their prompt tokens and requested new tokens.
+    /// Total prompt tokens and requested new tokens of the waiting prompts.
     pub(super) queued_tokens: AtomicUsize,
     /// Tokens per second as the bits of an `f64`; 0 until known.
     pub(super) rate: AtomicU64,
@@ -93,7 +93,7 @@ impl Drop for QueueSlot {
     }
 }
 
-/// RAII guard of an unfinished analysis; a draining engine answers its questions until the drop.
+/// RAII guard of an unfinished analysis; a draining engine answers its questions until it is dropped.
 #[derive(Debug)]
 pub(crate) struct BegunAnalysis(pub(super) Arc<Shared>);
 

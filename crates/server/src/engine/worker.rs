@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 
 /// Period within which a second panicking step kills the engine.
 const PANIC_WINDOW: Duration = Duration::from_secs(60);
-/// Chunks of prefill per step while no completion is being decoded.
+/// Prefill chunks per step while no completion is being decoded.
 const IDLE_CHUNKS: usize = 4;
 /// Maximum number of request ids in one line of the log.
 const MAX_LISTED: usize = 64;
@@ -92,7 +92,7 @@ impl Worker {
         })
     }
 
-    /// Works until all command senders are dropped, and returns how the engine ended.
+    /// Runs until all command senders are dropped; returns the engine's final state.
     pub(super) fn run(mut self) -> EngineState {
         loop {
             if !self.take_commands() {
@@ -114,7 +114,7 @@ impl Worker {
         }
     }
 
-    /// Processes all pending commands, and waits for one if the engine is idle.
+    /// Processes all pending commands; waits for one if the engine is idle.
     ///
     /// Returns false once no further command can arrive.
     fn take_commands(&mut self) -> bool {
@@ -142,7 +142,7 @@ impl Worker {
         }
     }
 
-    /// Number of unfinished analyses that the engine waits for.
+    /// Number of unfinished analyses, which the engine waits for.
     fn analyses(&self) -> usize {
         if self.is_stopped { 0 } else { self.shared.analyses.load(Ordering::Acquire) }
     }

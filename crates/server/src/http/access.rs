@@ -24,7 +24,7 @@ pub(crate) struct AccessControl {
 pub(crate) enum Origin {
     /// No origin, or the server itself.
     Own,
-    /// Allowed page of another server.
+    /// Allowed page from another server.
     Shared(HeaderValue),
 }
 
@@ -113,7 +113,7 @@ impl AccessControl {
         self.keys.check(headers)
     }
 
-    /// Whether answers depend on the origin.
+    /// Whether answers depend on the request's origin.
     pub(crate) fn shares(&self) -> bool {
         !self.cors_origins.is_empty()
     }

@@ -14,7 +14,7 @@ use crate::busy::activations_full;
 /// Number of maximum-size requests that fit into the memory.
 const LARGEST_AT_ONCE: usize = 4;
 
-/// Memory budget for the activations of a server.
+/// Memory budget for a server's activations.
 #[derive(Debug)]
 pub(crate) struct Activations {
     max_bytes: usize,

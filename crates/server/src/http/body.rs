@@ -45,7 +45,7 @@ impl Stream {
     }
 }
 
-/// Body of an answer, which completes the request's record when it is sent or dropped.
+/// Body of an answer; completes the request's record when it is sent or dropped.
 pub(crate) struct Answer {
     content: Content,
     activity: Arc<Activity>,

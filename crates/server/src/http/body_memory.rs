@@ -29,7 +29,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time that a body waits for memory.
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
-/// Memory budget for the bodies of a server.
+/// Memory budget for a server's request bodies.
 #[derive(Debug)]
 pub(crate) struct BodyMemory {
     /// Memory limit of all bodies except the oldest.
@@ -61,7 +61,7 @@ struct Body {
 /// Receiving state of a body.
 #[derive(Debug)]
 enum ReceiveState {
-    /// Receiving, with the time of the last progress or of the end of the last wait for memory.
+    /// Receiving, since the last progress or the end of the last wait for memory.
     Since(Instant),
     /// Waiting for memory.
     Waiting,
@@ -104,7 +104,7 @@ impl BodyMemory {
         std::mem::take(&mut self.taken().peak)
     }
 
-    /// Registers a body that starts to arrive on the connection of `activity`.
+    /// Registers a body that is starting to arrive on the connection of `activity`.
     pub(crate) fn begin(self: &Arc<Self>, activity: &Arc<Activity>) -> BodyReservation {
         let mut taken = self.taken();
         let number = taken.next;
@@ -121,7 +121,7 @@ impl BodyMemory {
 }
 
 impl BodyReservation {
-    /// Reserves memory for a body that has `bytes` bytes in total.
+    /// Reserves memory so that the body has `bytes` bytes in total.
     ///
     /// # Errors
     /// If other bodies occupy all of the memory.
@@ -149,9 +149,9 @@ impl BodyReservation {
 }
 
 impl Taken {
-    /// Reserves memory for `bytes` bytes of a body, or evicts a slower body.
+    /// Reserves memory for `bytes` bytes of a body, or evicts the slowest body.
     ///
-    /// Returns whether the body has the memory.
+    /// Returns whether the memory was reserved.
     fn reserve(&mut self, number: u64, bytes: usize, most: usize) -> bool {
         let large = |(number, body): (&u64, &Body)| (body.bytes > 0).then_some(*number);
         let oldest = self.bodies.iter().find_map(large).unwrap_or(number);

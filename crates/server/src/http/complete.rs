@@ -1,4 +1,4 @@
-//! Completions: turns a body into an engine call, and its updates into a complete or streamed answer.
+//! Completions: converts a body to an engine call and its updates to a complete or streamed answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn is_long(requests: &[Request]) -> bool {
     total > SHORT_ANSWER || requests.iter().any(|request| !request.observers.is_empty())
 }
 
-/// Whether an event may add more than a token to a long response, for example an echo or activations.
+/// Whether an event may add more than a token to a long response, such as an echo or activations.
 fn is_costly(event: &Event) -> bool {
     match event {
         Event::Token { stop_reason, .. } => stop_reason.is_some(),
@@ -51,10 +51,10 @@ fn is_costly(event: &Event) -> bool {
 /// Media type of safetensors files.
 pub(crate) const FILE: &str = "application/octet-stream";
 
-/// SSE comment line, which clients ignore.
+/// SSE comment line, ignored by clients.
 const PING: Bytes = Bytes::from_static(b":\n\n");
 
-/// Serves a request for completions or activations; activations may be sent as a file.
+/// Serves a request for completions or activations; may send activations as a file.
 pub(crate) async fn answer(
     endpoint: Endpoint,
     received: Received,
@@ -128,7 +128,7 @@ impl Running {
         self.answer.as_mut().ok_or_else(lost)
     }
 
-    /// Chunks that an update adds to the response; `None` once all completions have finished.
+    /// Returns the chunks that an update adds to the response; `None` once all completions are finished.
     ///
     /// The future must not be dropped before it completes.
     async fn handle_update(&mut self, update: Option<Update>) -> Result<Option<Vec<String>>, ApiError> {
@@ -185,7 +185,7 @@ impl Running {
 
     /// Streams the response.
     ///
-    /// It waits briefly for the first update, so that a call that fails immediately gets its own status.
+    /// It waits briefly for the first update, so that a call that fails immediately gets the right status.
     async fn in_pieces(mut self, shared: &Shared, peer: Arc<Peer>) -> Result<Response<Content>, ApiError> {
         let timeouts = shared.options.timeouts;
         let first = async {
@@ -256,14 +256,14 @@ impl Running {
     }
 }
 
-/// Result of waiting before the head of a stream is sent.
+/// Result of waiting for the first update before a stream's head is sent.
 enum FirstUpdate {
     Chunks(Option<Vec<String>>),
     /// No update within the timeout.
     TimedOut,
 }
 
-/// Error for a response lost to a panic on its request thread, which is already logged.
+/// Error for a response lost to a panic on its request thread. The panic is already logged.
 fn lost() -> ApiError {
     ApiError::internal()
 }

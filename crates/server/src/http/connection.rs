@@ -23,7 +23,7 @@ use crate::log::log_failure;
 const MAX_HEAD: usize = 64 << 10;
 /// Maximum number of header lines.
 const MAX_HEADERS: usize = 100;
-/// Maximum number of bytes read from a client while it receives the reason for a rejection.
+/// Maximum number of bytes read from a client after its request has been rejected.
 const MAX_LINGER: usize = 64 << 20;
 
 /// Serves a connection until it is closed.
@@ -52,7 +52,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, slot: ConnectionSlot)
         tokio::select! {
             biased;
             () = activity.evicted() => (),
-            // If the socket closed while the client still sends, its system would discard unread data.
+            // If the socket closed while the client is sending, the client's system could discard the response.
             _ = timeout(linger, read_on(&peer)) => (),
         }
     }
@@ -98,7 +98,7 @@ async fn run_while_dated(
     .await
 }
 
-/// Whether HTTP can express the time, which is limited to the years 1970 to 9999.
+/// Whether HTTP can express the time; it is limited to the years 1970 to 9999.
 fn is_http_date(time: SystemTime) -> bool {
     const YEAR_10000: u64 = 253_402_300_800;
     time.duration_since(UNIX_EPOCH).is_ok_and(|since| since.as_secs() < YEAR_10000)

@@ -30,7 +30,7 @@ impl ContentLength {
         }
     }
 
-    /// Whether the head announces more bytes than hyper can represent.
+    /// Whether the head announces a body larger than hyper can represent.
     pub(crate) fn is_excessive(&self) -> bool {
         self.is_excessive
     }

@@ -10,7 +10,7 @@ use crate::options::MAX_KEY;
 
 pub(crate) struct Keys(Vec<Padded>);
 
-/// Key padded with zero bytes, which no valid key contains.
+/// Key padded with zero bytes; valid keys contain none.
 type Padded = [u8; MAX_KEY];
 
 impl Keys {
@@ -39,7 +39,7 @@ impl Keys {
     }
 }
 
-/// Token after `Bearer`.
+/// Token that follows `Bearer`.
 fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, key) = value.as_bytes().split_at_checked(7)?;
     let key = scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())?;

@@ -12,7 +12,7 @@ use tokio::net::{UnixListener, UnixSocket};
 use super::peer::Peer;
 use crate::{ServerError, ServerOptions};
 
-/// Maximum number of connections that the system queues until they are accepted.
+/// Maximum number of connections that the system queues for `accept`.
 const BACKLOG: u32 = 1024;
 
 #[derive(Debug)]
@@ -130,7 +130,7 @@ fn bind_unix(path: &Path) -> Result<Listener, ServerError> {
     Ok(Listener::Unix(listener, path.to_owned()))
 }
 
-/// Removes a socket without a listener, which a killed server leaves behind.
+/// Removes a stale socket without a listener, left behind by a killed server.
 #[cfg(unix)]
 fn remove_stale(path: &Path) -> Result<(), ServerError> {
     use std::fs;

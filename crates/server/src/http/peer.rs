@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::net::UnixStream;
 use tokio::time::sleep;
 
-/// Polling interval for a close that is hidden behind unread bytes.
+/// Polling interval for detecting a close hidden behind unread bytes.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Socket of a connected client.
@@ -25,7 +25,7 @@ pub(crate) enum Peer {
     Unix(UnixStream),
 }
 
-/// Evaluates an expression on the stream of either variant.
+/// Evaluates an expression with the stream of either variant.
 macro_rules! of_either {
     ($either:expr, $stream:ident => $done:expr) => {
         match $either {
@@ -37,7 +37,7 @@ macro_rules! of_either {
 }
 
 impl Peer {
-    /// Reads available bytes; 0 bytes mean the end.
+    /// Reads available bytes; reading 0 bytes means the end of the stream.
     pub(crate) fn poll_read(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             ready!(of_either!(self, stream => stream.poll_read_ready(cx)))?;

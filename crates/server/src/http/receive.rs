@@ -1,4 +1,4 @@
-//! Receives request bodies under limits of size, time and type.
+//! Receives request bodies, limiting their size, time and type.
 //!
 //! tower-http's size and timeout layers do not answer with JSON. They also ignore the memory of other bodies
 //! and the connection slots.
@@ -20,7 +20,7 @@ use super::body_memory::BodyReservation;
 use super::slots::{Activity, State};
 use crate::busy::bodies_full;
 
-/// Received body and its memory, which is released once the body is parsed, before it is answered.
+/// Received body and its memory, released after parsing and before the request is answered.
 pub(crate) struct Received {
     bytes: Vec<u8>,
     _reservation: BodyReservation,
@@ -53,7 +53,7 @@ pub(crate) async fn read(
     }
 }
 
-/// Rejects any type but JSON, which also forces browsers to send a preflight for other origins.
+/// Rejects any type but JSON; this also forces browsers to send a preflight for other origins.
 fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     let values: Vec<_> = headers.get_all(CONTENT_TYPE).iter().collect();
     let is_json = match values.as_slice() {
@@ -107,7 +107,7 @@ pub(super) fn too_large(most: usize) -> ApiError {
     ApiError::new(413, message).with_code("body_too_large")
 }
 
-/// Next frame of a body; an error if its connection is evicted.
+/// Reads the next frame of a body; fails if its connection is evicted.
 async fn next_frame(
     body: &mut Incoming,
     activity: &Activity,

@@ -1,4 +1,4 @@
-//! Record of a request for `/metrics` and the log, which never contains its text.
+//! Record of a request for `/metrics` and the log; never contains the request's text.
 //!
 //! tower-http's trace layer does not see an answer that is dropped while it is being sent.
 
@@ -32,7 +32,7 @@ pub(crate) struct RequestStats {
 }
 
 impl RequestStats {
-    /// Sets the status code that the request is counted under.
+    /// Sets the status code under which the request is counted.
     pub(crate) fn set_code(&self, code: u16) {
         self.code.store(code, Ordering::Relaxed);
     }
@@ -53,7 +53,7 @@ pub(crate) const CLIENT_GONE: u16 = 499;
 
 /// Error for a client that closed its sending side.
 ///
-/// Most such clients have left. A client that closed only one direction receives this error.
+/// Most such clients are gone. A client that closed only one direction receives this error.
 pub(crate) fn gone() -> ApiError {
     let message = "the client closed its side of the connection, which cancels the request; keep it open until the response \
                    has arrived";
@@ -70,7 +70,7 @@ impl Record {
         route: &'static str,
     ) -> Self {
         let stats = RequestStats {
-            // Remains for an answer that is dropped before it begins.
+            // Stays in effect if the answer is dropped before it begins.
             code: AtomicU16::new(CLIENT_GONE),
             prompt_tokens: AtomicUsize::new(0),
             new_tokens: AtomicUsize::new(0),
@@ -107,7 +107,7 @@ impl Drop for Record {
     }
 }
 
-/// RAII guard of a call that the engine has accepted and whose answer is incomplete.
+/// RAII guard of a call that the engine has accepted but not fully answered.
 pub(crate) struct Accepted(watch::Sender<usize>);
 
 impl Accepted {

@@ -27,7 +27,7 @@ const MAX_ID: usize = 64;
 /// Metrics label of an unknown path.
 const NO_ROUTE: &str = "other";
 
-/// Name of a method in the log.
+/// Name of a method for the log.
 fn method_name(method: &Method) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"];
     KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
@@ -60,7 +60,7 @@ pub(crate) async fn answer(
     };
     let mut response = response.unwrap_or_else(|error| reply::refusal(&error));
     record.stats().set_code(response.status().as_u16());
-    // hyper does not report a chunked body that also has a length, where a proxy may see a different end.
+    // hyper does not report chunked bodies that also have a length; a proxy may see a different end.
     let is_chunked = head.headers.contains_key(header::TRANSFER_ENCODING);
     let must_close = body.is_some() || is_chunked || connection.is_surplus || shared.is_draining();
     finish(response.headers_mut(), record.id(), &shared, origin.ok().as_ref(), must_close);
@@ -144,7 +144,7 @@ async fn get(
     })
 }
 
-/// Reply of an endpoint that needs no further work.
+/// Extracts the reply of an endpoint that needs no further work.
 fn replied(work: Work) -> Result<Reply, ApiError> {
     match work {
         Work::Reply(reply) => Ok(reply),
@@ -226,7 +226,7 @@ fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Co
     Ok(response)
 }
 
-/// Answers a CORS preflight of an allowed origin; every header that the page asks for is allowed.
+/// Answers a CORS preflight from an allowed origin, allowing every requested header.
 ///
 /// tower-http's CORS layer answers `OPTIONS` on every path and rejects no origin.
 fn preflight(asked: &HeaderMap) -> Response<Content> {
@@ -260,7 +260,7 @@ fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Or
     }
 }
 
-/// Request id: the client's own, reduced to characters valid in headers and logs, or a new one.
+/// Request id: the client's own, limited to characters valid in headers and logs, or a new one.
 ///
 /// tower-http's layer accepts whatever the client sends.
 fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
@@ -270,7 +270,7 @@ fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     if id.is_empty() { shared.fresh_id() } else { id.into() }
 }
 
-/// Metrics label of a route, which never contains the requested path.
+/// Metrics label of a route; never contains the requested path.
 fn route_name(head: &Parts, shared: &Shared) -> &'static str {
     let path = head.uri.path();
     if page_file(shared, path).is_some() {

@@ -1,4 +1,4 @@
-//! Server main loop: accepts connections, drains on shutdown and closes.
+//! Server main loop: accepts connections and, on shutdown, drains and closes them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 
 /// Idle time after which freed memory is returned to the system.
 const IDLE: Duration = Duration::from_secs(1);
-/// Minimum peak memory of bodies for which returning memory is worthwhile.
+/// Minimum peak memory of bodies that makes returning memory worthwhile.
 const LARGE_BODIES: usize = 256 << 10;
 
 /// Serves until `stops` is above 0 and running requests have finished, or until it is above 1.
@@ -52,7 +52,7 @@ pub(crate) async fn run(
 
 /// Returns freed memory to the system when the server is idle after large requests.
 ///
-/// The allocator would keep it.
+/// Otherwise the allocator would keep it.
 async fn return_memory(shared: Arc<Shared>) {
     let mut calls = shared.calls.subscribe();
     loop {
@@ -116,7 +116,7 @@ async fn accept(shared: &Arc<Shared>, listener: &Listener, slots: &Arc<Connectio
     }
 }
 
-/// Waits until the engine is idle and all answers are handed over.
+/// Waits until the engine is idle and all answers have been handed to hyper.
 async fn drained(shared: &Shared) {
     shared.backend.drained().await;
     // Cannot fail because `shared` owns the sender.

@@ -1,4 +1,4 @@
-//! State shared by requests: of the server, of a connection and of a client.
+//! State shared by requests: per server, per connection and per client.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub(super) metrics: Arc<Metrics>,
     pub(super) access: AccessControl,
     pub(super) phase: watch::Sender<Phase>,
-    /// Number of accepted calls without a complete answer.
+    /// Number of accepted calls that are not fully answered yet.
     pub(super) calls: watch::Sender<usize>,
     pub(super) body_memory: Arc<BodyMemory>,
     pub(super) activations: Arc<Activations>,
@@ -70,7 +70,7 @@ pub(super) struct Caller {
     pub(super) shared: Arc<Shared>,
     pub(super) peer: Arc<Peer>,
     pub(super) stats: Arc<RequestStats>,
-    /// Number of the client's API key. Clients with the same key share the KV cache of common prefixes.
+    /// Number of the client's API key. Clients with the same key share the KV cache for common prefixes.
     pub(super) key: u64,
 }
 

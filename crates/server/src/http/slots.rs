@@ -20,10 +20,10 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Polling interval while no slot is free.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// State of a connection, in the order of eviction.
+/// State of a connection, in eviction order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
-    /// Waiting for its client to close, after the last answer.
+    /// Waiting for its client to close the connection after the last answer.
     Lingering,
     /// Waiting for a request.
     Waiting,
@@ -70,7 +70,7 @@ impl Activity {
         (connection.state, connection.since) = (state, Instant::now());
     }
 
-    /// Evicts the connection, which ends once it waits for its client.
+    /// Evicts the connection; it ends as soon as it is waiting for its client.
     pub(crate) fn evict(&self) {
         let mut connection = self.lock();
         connection.is_evicted = true;
@@ -158,7 +158,7 @@ impl ConnectionSlots {
         }
     }
 
-    /// Assigns a slot to a new connection.
+    /// Assigns a slot to a new connection, evicting an idle one if necessary.
     pub(crate) fn assign(self: &Arc<Self>) -> ConnectionSlot {
         let is_full = || self.taken().activities.len() >= self.max;
         // Connections beyond the limit may have become idle.
@@ -201,7 +201,7 @@ mod tests {
     fn longest_idle_connection_is_evicted() {
         let slots = Arc::new(ConnectionSlots::new(3));
         let [first, second, third] = [(); 3].map(|()| slots.assign());
-        // The first connection has been served since, so the second has waited longer.
+        // The first connection has since been served, so the second has waited longer.
         first.activity.enter(State::Answering);
         first.activity.enter(State::Waiting);
         third.activity.enter(State::Answering);

@@ -20,14 +20,14 @@ use crate::options::Timeouts;
 /// Maximum number of bytes per read.
 const READ: usize = 16 << 10;
 
-/// Expired timeout.
+/// Timeout that expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TimedOut {
-    /// A partially received head.
+    /// The head was not received completely.
     Head,
-    /// A connection without a request, or an evicted one.
+    /// No request was received, or the connection was evicted.
     Idle,
-    /// A client that does not read.
+    /// The client does not read.
     Write,
 }
 
@@ -78,7 +78,7 @@ impl TimedStream {
         self.is_at_end
     }
 
-    /// Whether the head announces a larger body than hyper can represent.
+    /// Whether the head announces a body larger than hyper can represent.
     pub(crate) fn announces_too_much(&self) -> bool {
         self.content_length.is_excessive()
     }
@@ -189,7 +189,7 @@ impl Write for TimedStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Does nothing. The connection shuts down its socket after the client has read the response.
+    /// Does nothing: the connection shuts down its socket after the client has read the response.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Capacity of the queue in bytes.
 const CAPACITY: usize = 1 << 20;
-/// Maximum length of a line in bytes, above the longest line of the server's own events.
+/// Maximum length of a line in bytes; exceeds the longest line of the server's own events.
 const MAX_LINE: usize = 16 << 10;
 
 /// Entry of the queue.
@@ -19,7 +19,7 @@ const MAX_LINE: usize = 16 << 10;
 pub(super) enum Entry {
     /// Line including its line feed.
     Line(Vec<u8>),
-    /// Number of lines dropped at this point.
+    /// Number of lines that were dropped at this point.
     Dropped(u64),
 }
 
@@ -153,7 +153,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Queue whose writer waits for a permit before each entry, and the written entries.
+    /// Creates a queue whose writer needs a permit for each entry, and a receiver of written entries.
     fn gated() -> (Queue, mpsc::Sender<()>, mpsc::Receiver<Entry>) {
         let (permit, permits) = mpsc::channel();
         let (sender, written) = mpsc::channel();

@@ -53,7 +53,7 @@ fn activations_are_rejected_without_the_option() {
     assert!(server.post("/v1/completions", &body).refusal(400).starts_with("activations: "));
 }
 
-/// Four maximum-size requests are served concurrently, regardless of further requests.
+/// The memory budget admits four maximum-size requests at a time and rejects further ones.
 #[test]
 fn concurrent_requests_share_the_activation_memory() {
     const NUMBER: usize = 4;

@@ -1,4 +1,4 @@
-//! Server of a classifier.
+//! Server that serves a classifier.
 //!
 //! `scripts/reference/heads.py` generated the checkpoints and the expected values with transformers.
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::common::{LONG, PATIENCE, Running, json_request, start, start_model};
 
-/// Tolerance for f32 sums through three blocks in a different order than PyTorch's.
+/// Tolerance for f32 rounding over three blocks, because PyTorch sums in a different order.
 const TOLERANCE: f64 = 1e-4;
 
 fn load(folder: &std::path::Path) -> Classifier {
@@ -23,7 +23,7 @@ fn fixture(name: &str) -> Classifier {
     load(&fixture_path("heads").join(name))
 }
 
-/// Sequence classifier with a context so long that a text takes a while.
+/// Sequence classifier with a context so long that classifying a text takes a while.
 fn long() -> Classifier {
     let sizes = json!({"n_positions": LONG});
     let folder = CheckpointFolder::of("heads/sequence").with_config(sizes).with_tensors(|tensors| {
@@ -45,7 +45,7 @@ fn classify(server: &Running, body: &Value) -> Value {
 #[test]
 fn labels_do_not_depend_on_the_batch() {
     let (texts, expected) = (expected("texts"), expected("sequence"));
-    // Five texts are three batches of two.
+    // Five texts make three batches of at most two.
     let server = start_model(fixture("sequence"), "colours", |options| options.parallel = 2);
     let body = json!({"model": "colours", "input": texts});
     let answer = classify(&server, &body);

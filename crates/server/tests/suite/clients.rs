@@ -1,7 +1,7 @@
 //! Unmodified Python clients against a server; the checks are in `scripts/checks`.
 //!
-//! `GPT2_CLIENTS_PYTHON` names a Python with the packages from `scripts/requirements.txt`. Without it, each
-//! test reports that it was skipped.
+//! `GPT2_CLIENTS_PYTHON` names a Python interpreter with the packages from `scripts/requirements.txt`.
+//! Without it, each test reports that it was skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,9 +10,9 @@ use candle_gpt2_testing::skipped;
 
 use crate::common::{Running, built_in, load, start_model};
 
-/// Environment variable that names a Python with the clients' packages.
+/// Environment variable that names a Python interpreter with the clients' packages.
 const PYTHON_VARIABLE: &str = "GPT2_CLIENTS_PYTHON";
-/// Queue capacity of a tested server: more than langchain sends at once, and quickly full.
+/// Queue capacity of a tested server: more than langchain sends at once, yet quickly filled.
 const QUEUE: usize = 64;
 
 fn repository() -> PathBuf {

@@ -1,4 +1,4 @@
-//! In-process server, and a client with access to the raw bytes.
+//! In-process server, and a client that sends and receives raw bytes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -27,7 +27,7 @@ pub(crate) fn built_in() -> LoadedModel {
     MODEL.get_or_init(|| ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap()).clone()
 }
 
-/// Built-in model in f32, for comparisons of passes with different numbers of rows.
+/// Built-in model in f32, for comparing passes with different numbers of rows.
 pub(crate) fn built_in_f32() -> LoadedModel {
     let options = ModelOptions { dtype: Some(WeightDType::F32), ..ModelOptions::default() };
     options.open(&Silent).unwrap().load(&Silent).unwrap()
@@ -75,17 +75,17 @@ pub(crate) struct Running {
     thread: Option<JoinHandle<Result<(), ServerError>>>,
 }
 
-/// Starts a server of the tiny checkpoint, named `tiny`, with default options.
+/// Starts a server for the tiny checkpoint, named `tiny`, with default options.
 pub(crate) fn start() -> Running {
     start_with(|_| ())
 }
 
-/// Starts a server of the tiny checkpoint with changed options.
+/// Starts a server for the tiny checkpoint with changed options.
 pub(crate) fn start_with(change: impl FnOnce(&mut ServerOptions)) -> Running {
     start_model(tiny(), "tiny", change)
 }
 
-/// Starts a server of a model.
+/// Starts a server for a model.
 pub(crate) fn start_model(
     model: impl Into<Model>,
     name: &str,
@@ -110,7 +110,7 @@ pub(crate) fn run(server: Server) -> Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The second call skips draining, because leftovers of a test need not finish.
+        // The second call skips draining, because a test's leftover requests need not finish.
         self.handle.stop();
         self.handle.stop();
         if let Some(thread) = self.thread.take() {
@@ -125,7 +125,7 @@ impl Running {
         format!("http://{}", self.address)
     }
 
-    /// Waits until the server stops, and returns its result.
+    /// Waits until the server stops and returns its result.
     pub(crate) fn join(mut self) -> Result<(), ServerError> {
         self.thread.take().unwrap().join().unwrap()
     }
@@ -167,7 +167,7 @@ impl Running {
         client
     }
 
-    /// JSON objects of a stream, up to `[DONE]`.
+    /// Sends a request and returns the JSON objects of its stream, up to `[DONE]`.
     pub(crate) fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
         let reply = self.post(path, body);
         assert_eq!(reply.status, 200, "{}", reply.text());
@@ -175,7 +175,7 @@ impl Running {
         events(&reply.text())
     }
 
-    /// Value of a metric in `/metrics`, by the beginning of its line.
+    /// Value of the `/metrics` line that begins with `name`.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").text();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -197,7 +197,7 @@ impl Running {
     }
 }
 
-/// Bytes of a request with a Host header and the length of its body.
+/// Bytes of a request with Host and Content-Length headers.
 pub(crate) fn request(method: &str, path: &str, lines: &[&str], body: &[u8]) -> Vec<u8> {
     let is_sent = |name: &str| lines.iter().any(|line| line.to_ascii_lowercase().starts_with(name));
     let mut head = format!("{method} {path} HTTP/1.1\r\n");
@@ -218,7 +218,7 @@ pub(crate) fn json_request(path: &str, body: &Value) -> Vec<u8> {
     request("POST", path, &["Content-Type: application/json"], body.to_string().as_bytes())
 }
 
-/// JSON objects of a stream's text, which ends with `[DONE]`.
+/// JSON objects in a stream's text, which must end with `[DONE]`.
 #[track_caller]
 pub(crate) fn events(text: &str) -> Vec<Value> {
     let events: Vec<&str> = text.split_terminator("\n\n").filter(|event| !event.starts_with(':')).collect();
@@ -232,7 +232,7 @@ pub(crate) fn events(text: &str) -> Vec<Value> {
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
-    /// Header names are in lowercase.
+    /// Headers as names in lowercase and values.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
@@ -251,7 +251,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// Checks that this is a complete error response, and returns its message.
+    /// Checks that this is a complete error response and returns its message.
     #[track_caller]
     pub(crate) fn refusal(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{}", self.text());
@@ -321,7 +321,7 @@ impl<S: Read + Write> Client<S> {
         self.buffer.drain(..count).collect()
     }
 
-    /// Bytes up to and including `end`; `None` if the connection ends before any byte.
+    /// Reads up to and including `end`; returns `None` if the connection ends before any byte.
     fn take_until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
         loop {
             if let Some(at) = self.buffer.windows(end.len()).position(|window| window == end) {
@@ -334,7 +334,7 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    /// Head of a response; the body is empty.
+    /// Reads the head of a response and leaves its body empty.
     #[track_caller]
     pub(crate) fn head(&mut self) -> Reply {
         self.try_head().expect("a response before the connection closes")
@@ -352,7 +352,7 @@ impl<S: Read + Write> Client<S> {
         Some(Reply { status, headers, body: Vec::new() })
     }
 
-    /// Next response; `None` if the connection ends instead.
+    /// Reads the next response; returns `None` if the connection ends instead.
     pub(crate) fn try_reply(&mut self) -> Option<Reply> {
         let mut reply = self.try_head()?;
         while reply.status == 100 {
@@ -369,13 +369,13 @@ impl<S: Read + Write> Client<S> {
         Some(reply)
     }
 
-    /// Next response.
+    /// Reads the next response.
     #[track_caller]
     pub(crate) fn reply(&mut self) -> Reply {
         self.try_reply().expect("a response before the connection closes")
     }
 
-    /// Next chunk of a body; `None` after the last one.
+    /// Reads the next chunk of a body; returns `None` after the last one.
     pub(crate) fn chunk(&mut self) -> Option<Vec<u8>> {
         let size = self.take_until(b"\r\n").expect("a chunk");
         let size = usize::from_str_radix(std::str::from_utf8(&size).unwrap().trim(), 16).unwrap();

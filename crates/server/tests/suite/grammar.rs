@@ -1,4 +1,4 @@
-//! Structured output, streamed or not and with several completions, and invalid grammars.
+//! Structured output, with and without streaming and for several completions; invalid grammars.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -38,7 +38,7 @@ fn is_nested(text: &str) -> bool {
 
 type Check = fn(&str) -> bool;
 
-/// Every way to request structured output, with a check for its completions.
+/// Every way to request structured output, each with a check for its completions.
 fn constraints() -> Vec<(Value, Check)> {
     let grammar = "start: \"(\" start \")\" | \"x\"";
     let digits = "[0-9]{6}";
@@ -71,7 +71,7 @@ fn server() -> Running {
     start_model(built_in(), "stories", |_| ())
 }
 
-/// Completions of an answer with their finish reasons, in order.
+/// Requests completions and returns them with their finish reasons, in order.
 fn texts(server: &Running, body: &Value) -> Vec<(String, String)> {
     let reply = server.post("/v1/completions", body);
     assert_eq!(reply.status, 200, "{body}: {}", reply.text());
@@ -163,7 +163,7 @@ fn invalid_constraints_report_the_error_and_its_location() {
     assert_eq!(texts(&server, &request(&json!({ "guided_regex": "[0-9]{6}" }), json!({}))).len(), 1);
 }
 
-/// Compiles an expensive grammar for several clients all the time while other requests are answered.
+/// Several clients continually compile an expensive grammar while other requests are answered.
 ///
 /// If the others had to wait, at least one compilation would finish before each of them.
 #[test]

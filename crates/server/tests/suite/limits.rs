@@ -46,7 +46,7 @@ fn health_works_on_a_keep_alive_connection() {
     assert_eq!(client.reply().status, 200, "HEAD has no body");
 }
 
-/// Health checks bypass the engine while it computes a long completion and others wait.
+/// Health checks are answered while the engine computes a long completion and others wait.
 #[test]
 fn health_is_reported_while_the_engine_is_busy() {
     let server = start_long(|options| options.parallel = 1);
@@ -72,9 +72,9 @@ fn slow_request_heads_time_out() {
     assert_eq!(reply.refusal(408), "timed out waiting for the request head");
     assert_eq!(reply.header("connection"), Some("close"));
     client.assert_closed();
-    // A client that sends nothing receives nothing.
+    // A client that sends nothing is disconnected without a response.
     server.connect().assert_closed();
-    // The second request has the same time limit as the first, and the pause between them has its own.
+    // The second request has the same time limit as the first. The pause between them has a separate limit.
     let mut client = server.connect();
     client.send(&request("GET", "/health", &[], b""));
     assert_eq!(client.reply().status, 200);
@@ -103,7 +103,7 @@ fn idle_connections_are_closed() {
     client.assert_closed();
 }
 
-/// The unread response exceeds the socket buffers.
+/// Sends a response larger than the socket buffers to a client that does not read it.
 #[test]
 fn client_that_does_not_read_is_disconnected() {
     let server = start_long(|options| options.timeouts.write = SHORT);
@@ -159,7 +159,7 @@ fn expect_100_continue_is_supported() {
     client.reply().refusal(415);
 }
 
-/// One completion runs, four wait, and the other four of eight clients are rejected.
+/// While one completion runs, four of eight further clients wait and four are rejected.
 #[test]
 fn full_queue_rejects_requests_immediately() {
     let server = start_long(|options| (options.parallel, options.queue) = (1, 4));
@@ -199,7 +199,7 @@ fn queued_requests_time_out() {
     assert!(reply.header("retry-after").is_some());
 }
 
-/// A waiting stream receives its head and keep-alive comments, then its chunks.
+/// A queued stream receives its head and keep-alive comments, then its chunks.
 #[test]
 fn queued_streams_send_keep_alive_comments() {
     let server = start_long(|options| {

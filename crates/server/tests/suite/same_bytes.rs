@@ -49,7 +49,7 @@ fn requests() -> Vec<Value> {
     (0..100).map(kind).collect()
 }
 
-/// Response without its id and time.
+/// Sends a request and returns the response without its id and time.
 ///
 /// The chunks of a stream are grouped by choice, because their order across choices depends on load.
 fn answer(server: &Running, request: &Value) -> String {

@@ -28,7 +28,7 @@ fn ask(server: &Running, method: &str, path: &str, lines: &[&str]) -> Reply {
     server.request(method, path, &[lines, &[JSON]].concat(), body)
 }
 
-/// vLLM CVE-2025-59425, and its routes without a key.
+/// vLLM CVE-2025-59425 (API key check), and vLLM's routes that require no key.
 ///
 /// All routes require the key except those that reveal nothing.
 #[test]
@@ -65,7 +65,7 @@ fn all_routes_except_health_and_the_page_require_a_key() {
     }
 }
 
-/// vLLM CVE-2026-48746: a header that changes the path seen by the key check.
+/// vLLM CVE-2026-48746: a header changes the path that the key check sees.
 #[test]
 fn path_spellings_do_not_bypass_the_key_check() {
     let server = start_with_keys();
@@ -127,7 +127,7 @@ fn keys_do_not_share_cached_prefixes() {
     assert!(cached(KEY) >= 16, "a key reuses its own prefixes");
 }
 
-/// CVE-2026-34756, CVE-2024-8939: unbounded numbers of completions.
+/// CVE-2026-34756, CVE-2024-8939: unlimited numbers of completions.
 #[test]
 fn excessive_requests_are_rejected() {
     let server = start_with(|options| (options.api.limits.max_n, options.api.limits.max_prompts) = (4, 2));
@@ -148,9 +148,9 @@ fn excessive_requests_are_rejected() {
     );
 }
 
-/// CVE-2024-8768, CVE-2026-44223, CVE-2026-21869: crashes of the engine.
+/// CVE-2024-8768, CVE-2026-44223, CVE-2026-21869: engine crashes.
 ///
-/// Empty prompts, penalties and negative numbers caused them.
+/// They were caused by empty prompts, penalties and negative numbers.
 #[test]
 fn unusual_requests_do_not_crash_the_engine() {
     let server = start();
@@ -253,7 +253,7 @@ fn only_allowed_origins_get_cors_headers() {
     server.request("OPTIONS", "/v1/completions", &other, b"").refusal(403);
 }
 
-/// Files and addresses named by requests.
+/// Requests that name files or addresses.
 ///
 /// ollama CVE-2024-37032, CVE-2026-7020, CVE-2026-7482, TGI CVE-2026-0599.
 #[test]
@@ -279,7 +279,7 @@ fn files_and_urls_in_requests_are_never_opened() {
     }
 }
 
-/// ollama, vLLM and TGI: open to the network by default.
+/// ollama, vLLM and TGI are open to the network by default.
 #[test]
 fn public_server_requires_a_key_or_no_auth() {
     for host in ["0.0.0.0", "::"] {
@@ -396,7 +396,7 @@ fn unix_socket_is_private_and_replaces_a_stale_one() {
     assert!(matches!(missing, ServerError::Socket { .. }), "{missing}");
 }
 
-/// Model names are only compared as strings.
+/// Model names are compared only as strings.
 #[test]
 fn model_is_served_only_under_its_names() {
     let server = start_model(tiny(), "owner/tiny", |options| {

@@ -1,4 +1,4 @@
-//! Disconnecting clients, and the shutdown of the server.
+//! Client disconnects and server shutdown.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -79,7 +79,7 @@ fn disconnected_clients_leave_the_queue() {
     server.wait_for_metric("gpt2_requests_waiting", 1.0);
 }
 
-/// Remaining events of a stream.
+/// Reads the remaining events of a stream.
 fn rest(mut client: Client<TcpStream>) -> Vec<serde_json::Value> {
     assert_eq!(client.head().status, 200);
     let mut text = Vec::new();

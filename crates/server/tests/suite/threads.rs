@@ -1,4 +1,4 @@
-//! Requests that take long to read; they block neither short requests, nor health checks, nor shutdown.
+//! Requests that take long to read do not block short requests, health checks or shutdown.
 
 use std::io::ErrorKind;
 use std::net::TcpStream;
@@ -53,7 +53,7 @@ impl Gate {
     }
 }
 
-/// Clock that requests read last. A closed gate keeps them from being read completely.
+/// Clock that is called at the end of reading a request; a closed gate blocks it there.
 fn gated_clock<const GATE: usize>() -> u64 {
     GATES[GATE].pass();
     0
@@ -75,7 +75,7 @@ fn chat(server: &Running) -> Client<TcpStream> {
     client
 }
 
-/// Whether a client has no response yet.
+/// Whether a client is still without a response.
 fn waits(client: &Client<TcpStream>) -> bool {
     client.stream.set_nonblocking(true).unwrap();
     let peeked = client.stream.peek(&mut [0]);

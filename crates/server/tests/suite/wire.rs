@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::common::{built_in, built_in_f32, start_model};
 
-/// A seed gives the same completions as the library.
+/// A seed yields the same completions over HTTP as in the library.
 ///
 /// Completion `j` of prompt `i` samples from stream `i · n + j`.
 #[test]
@@ -43,7 +43,7 @@ fn completions_match_the_library() {
     }
 }
 
-/// Prompts beyond the batch size are processed in order.
+/// A request may have more prompts than fit in a batch; its completions stay in order.
 #[test]
 fn request_may_have_more_prompts_than_batch_rows() {
     let server = start_model(built_in(), "built-in", |options| options.parallel = 3);
@@ -65,7 +65,7 @@ fn request_may_have_more_prompts_than_batch_rows() {
 
 /// An echo returns the same log-probabilities as `score`.
 ///
-/// The server adds f32 numbers in a different order, because it uses a KV cache. The rounding differences
+/// The server sums f32 values in a different order, because it uses a KV cache. The rounding differences
 /// accumulate through all blocks.
 #[test]
 fn echo_logprobs_match_score() {

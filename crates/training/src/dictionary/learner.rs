@@ -1,8 +1,8 @@
 //! State of a dictionary between steps, and the computations of a step.
 //!
 //! These are the model's activations, their scale, loss and gradient, unit-length directions, the running
-//! threshold and dead latents. Activations are divided by the standard deviation at their hook point. This is
-//! one number for the entire training run, from the first batch. `save.rs` folds it into the weights.
+//! threshold and dead latents. Activations are divided by the standard deviation at their hook point. The first
+//! batch determines it for the entire training run. `save.rs` folds it into the weights.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,11 +17,11 @@ use super::{DictionaryKind, DictionaryNumbers};
 use crate::streams::Stream;
 use crate::{Examples, Parameters, TrainingError};
 
-/// Update rate of the running threshold, a mean over the last ten steps or so.
+/// Update rate of the running threshold, which averages roughly the last ten steps.
 ///
 /// With SAELens' 0.01, it lags behind the weights: the number of active latents was up to a third off.
 const THRESHOLD_RATE: f32 = 0.1;
-/// Maximum token count, up to which f32 counts in steps of one.
+/// Maximum token count: the largest value up to which f32 counts in steps of one.
 const MAX_COUNTED: f32 = 16_777_216.0;
 /// Number of random directions for measuring the encoder's initial scale.
 const PROBES: usize = 256;
@@ -37,7 +37,7 @@ pub(crate) struct Learner {
     pub(super) model: Gpt2LMHeadModel,
     /// Name of the model.
     pub(super) model_name: String,
-    /// Sample of the model's logits, to tell apart models with the same configuration.
+    /// Sample of the model's logits, to distinguish models with the same configuration.
     pub(crate) sample_logits: Vec<f32>,
     /// Whether every sequence of the data starts with the BOS token.
     pub(super) prepends_bos: bool,
@@ -62,7 +62,7 @@ struct StepStats {
 }
 
 impl Learner {
-    /// Creates a dictionary of a model with this name.
+    /// Creates a dictionary learner for a model with this name.
     ///
     /// # Errors
     /// See [`DictionaryNumbers::check`].
@@ -90,7 +90,7 @@ impl Learner {
         })
     }
 
-    /// Explained model.
+    /// Model that the dictionary explains.
     pub(crate) fn model(&self) -> &Gpt2LMHeadModel {
         &self.model
     }
@@ -142,10 +142,10 @@ impl Learner {
         Ok(Parameters::from_named(named.collect::<Result<_>>()?))
     }
 
-    /// Returns the values at the input and output hook points, block after block.
+    /// Returns the activations at the input and output hook points, block by block.
     ///
-    /// There is one row per token. The first token of each sequence is left out, because its values are many
-    /// times larger than at other tokens.
+    /// There is one row per token. The first token of each sequence is left out, because its activations are many
+    /// times larger than those of other tokens.
     ///
     /// # Errors
     /// See [`Gpt2LMHeadModel::forward_with`].
@@ -176,7 +176,7 @@ impl Learner {
         Record::new(self.all_sites())
     }
 
-    /// Factors on the input and output values of a block.
+    /// Scale factors for a block's input and output values.
     pub(super) fn scales(&self, block: usize) -> [f32; 2] {
         let of_side = |side: usize| self.scales.as_ref().map_or(1.0, |scales| scales[side][block]);
         [of_side(0), of_side(1)]
@@ -203,7 +203,7 @@ impl Learner {
         if all.kind.is_transcoder() {
             let means = (0..blocks).flat_map(|block| rounded(&mean(all.of_block(&y, block), outputs)));
             set("b_dec", means.collect())?;
-            // The directions then see the distance of a value from the mean.
+            // The encoder then sees a value's deviation from the mean.
             let values = slices(parameters)?;
             let encoder = values.first().map_or(&[][..], |encoder| &encoder[..]);
             let of_means = (0..blocks).flat_map(|block| {
@@ -240,9 +240,9 @@ impl Learner {
         [of_side(0), of_side(1)]
     }
 
-    /// Computes the loss of the examples, and the gradients in the order of the parameters.
+    /// Computes the loss of the examples and its gradients, in parameter order.
     ///
-    /// The decoder's gradient has no component along the directions, so their lengths stay the same.
+    /// The decoder's gradient has no component along the directions, so their lengths do not change.
     ///
     /// # Errors
     /// See [`Gpt2LMHeadModel::forward_with`].
@@ -293,7 +293,7 @@ impl Learner {
         Ok((loss, tensors.collect::<Result<_>>()?))
     }
 
-    /// Number of tokens without activity that makes a latent dead, limited to the maximum count.
+    /// Number of tokens without activity after which a latent is dead, at most `MAX_COUNTED`.
     fn dead_after(&self) -> f64 {
         (self.numbers.dead_after as f64).min(f64::from(MAX_COUNTED))
     }
@@ -377,7 +377,7 @@ impl Learner {
     }
 }
 
-/// Returns the logits of the first vocabulary tokens after a fixed sequence.
+/// Returns the logits of the first few vocabulary tokens after a fixed sequence.
 ///
 /// # Errors
 /// See [`Gpt2LMHeadModel::forward`].
@@ -392,7 +392,7 @@ fn sample_logits(model: &Gpt2LMHeadModel) -> Result<Vec<f32>> {
     Ok(logits)
 }
 
-/// Returns the rows of a value `(B, T, …)` without first tokens, `(B · (T − 1), width)`.
+/// Flattens a value `(B, T, …)` to rows `(B · (T − 1), width)`, without the first tokens.
 ///
 /// # Errors
 /// If there is only one token.
@@ -407,17 +407,17 @@ pub(super) fn rows_after_first(site: Site, value: &Tensor) -> Result<Tensor> {
     token_rows(site, &value.narrow(TOKEN_DIM, 1, after)?.contiguous()?)
 }
 
-/// Returns a record's rows at a hook point, without first tokens.
+/// Returns a record's rows at a hook point, without the first tokens.
 pub(super) fn rows_of(record: &Record, site: Site) -> Result<Tensor> {
     rows_after_first(site, record.get(site)?)
 }
 
-/// Values of every parameter.
+/// Returns the values of every parameter.
 pub(super) fn slices(parameters: &Parameters) -> Result<Vec<Vec<f32>>> {
     parameters.iter().map(|(_, variable)| variable.flatten_all()?.to_vec1::<f32>()).collect()
 }
 
-/// Returns rows of length 1 in random directions.
+/// Returns random unit vectors, one per row.
 fn unit_rows(rows: usize, width: usize, generator: &mut RandomStream) -> Vec<f32> {
     (0..rows).flat_map(|_| unit_row(width, generator)).collect()
 }
@@ -428,7 +428,7 @@ fn unit_row(width: usize, generator: &mut RandomStream) -> Vec<f32> {
     row.iter().map(|value| rounded_one(value / length)).collect()
 }
 
-/// Returns a decoder with random directions of length 1.
+/// Returns a decoder with random directions of unit length.
 fn directions(objective: &Objective, generator: &mut RandomStream) -> Vec<f32> {
     let width = objective.outputs;
     let mut decoder = vec![0.0; objective.matrices() * objective.latents * width];
@@ -465,7 +465,7 @@ fn inverse_deviation(values: &[f32], width: usize) -> f32 {
     if scale.is_finite() && scale > 0.0 { scale } else { 1.0 }
 }
 
-/// Geometric median: the point with the smallest sum of distances to the rows.
+/// Returns the geometric median: the point with the smallest sum of distances to the rows.
 ///
 /// This is Weiszfeld's algorithm, starting at the mean.
 fn geometric_median(values: &[f32], width: usize) -> Vec<f64> {

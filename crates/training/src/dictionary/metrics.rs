@@ -45,15 +45,13 @@ pub struct DictionaryMetrics {
     pub explained_variance_per_layer: Vec<f64>,
     /// Number of latents that were never active.
     pub dead_latents: usize,
-    /// Losses of the model with replaced values at the output hook points.
+    /// Losses of the model for different replacements at the output hook points.
     pub cross_entropy: CrossEntropies,
     /// Increase of the loss when the dictionary replaces the activations, in nats per token.
     pub delta_cross_entropy: f64,
-    /// Fraction of the loss increase from zeros that the dictionary recovers, if the loss
-    /// increases.
+    /// Recovered fraction of the loss increase under zero ablation; `None` without an increase.
     pub recovered_from_zero: Option<f64>,
-    /// Fraction of the loss increase from the mean that the dictionary recovers, if the loss
-    /// increases.
+    /// Recovered fraction of the loss increase under mean ablation; `None` without an increase.
     pub recovered_from_mean: Option<f64>,
     /// Definitions of the metrics.
     pub definitions: BTreeMap<String, String>,
@@ -115,7 +113,7 @@ struct Reconstructor<'a> {
 }
 
 impl<'a> Reconstructor<'a> {
-    /// Starts a sequence of `tokens` tokens, without the first one.
+    /// Starts a sequence of `tokens` tokens, of which the first is skipped.
     fn new(learner: &'a Learner, weights: Weights<'a, f32>, tokens: usize) -> Self {
         Self { learner, weights, outputs: learner.objective.biases(weights, tokens - 1) }
     }
@@ -135,7 +133,7 @@ impl<'a> Reconstructor<'a> {
         Ok(active)
     }
 
-    /// Returns the output of a block in the units of the model.
+    /// Returns the output of a block in the model's units.
     fn written(&self, block: usize) -> Result<Tensor> {
         let [_, scale] = self.learner.scales(block);
         let Objective { outputs: width, .. } = self.learner.objective;
@@ -145,7 +143,7 @@ impl<'a> Reconstructor<'a> {
     }
 }
 
-/// Replacement of the outputs, for all tokens but the first.
+/// Replacement for the outputs of all tokens but the first.
 enum Replacement<'a> {
     Reconstruction(Reconstructor<'a>),
     Zeros,
@@ -187,9 +185,9 @@ impl Observer for ReplacingObserver<'_> {
     }
 }
 
-/// Sums over tokens for the variance at a hook point.
+/// Sums over tokens from which a hook point's explained variance is computed.
 struct Variance {
-    /// Sum of the squared error.
+    /// Sum of squared errors.
     error: f64,
     square: f64,
     sums: Vec<f64>,
@@ -214,7 +212,7 @@ impl Variance {
         self.sums.iter().map(|sum| sum / tokens).collect()
     }
 
-    /// Sum of the squared distance from the mean.
+    /// Sum of squared distances from the mean.
     fn total(&self, tokens: f64) -> f64 {
         self.square - tokens * self.mean(tokens).iter().map(|mean| mean * mean).sum::<f64>()
     }
@@ -278,7 +276,7 @@ impl Learner {
             let cost = ablated - losses.model;
             (cost != 0.0).then(|| (ablated - losses.reconstructed) / cost)
         };
-        // In scaled units, in which the loss adds the layers.
+        // In scaled units, as in the loss, which sums over the layers.
         let in_deviations = |of_layer: &dyn Fn(&Variance) -> f64| -> f64 {
             let squared = |block| f64::from(self.scales(block)[1]).powi(2);
             layers.iter().enumerate().map(|(block, layer)| squared(block) * of_layer(layer)).sum()
@@ -309,7 +307,7 @@ impl Learner {
         self.loss(ids, &mut ReplacingObserver { sites: &self.sites, by })
     }
 
-    /// Returns the total loss of a sequence's predictions, except for the first token.
+    /// Returns the total loss of a sequence's predictions, except for the one at the first token.
     fn loss(&self, ids: &[u32], observer: &mut dyn Observer) -> Result<f64> {
         let predictions = ids.len() - 2;
         let input = Tensor::from_slice(ids, (1, ids.len()), self.model.device())?;

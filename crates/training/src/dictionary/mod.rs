@@ -1,9 +1,9 @@
 //! Dictionaries of features in training: kinds, hyperparameters and hook points.
 //!
-//! A dictionary represents the values `x` of a hook point as a sum of few directions out of many,
+//! A dictionary represents the values `x` at a hook point as a sum of a few directions out of many,
 //! `x̂ = z W_dec + b_dec`, where few of the latents `z` are nonzero. A transcoder represents the output of an
-//! MLP in this way, from the MLP's input. A cross-layer transcoder represents the outputs of all MLPs, from
-//! the input of each.
+//! MLP in this way, based on the MLP's input. A cross-layer transcoder represents the outputs of all MLPs, based
+//! on their inputs.
 //!
 //! `objective.rs` has losses and gradients, `learner.rs` the state between steps, `metrics.rs` the
 //! evaluation, `save.rs` the files, and `save_layers.rs` the files of cross-layer transcoders.
@@ -43,7 +43,7 @@ pub use save_layers::{LAYERS_CONFIG_FILE, layer_files};
 
 use crate::TrainingError;
 
-/// Kind of a dictionary, which determines its active latents and its output.
+/// Kind of a dictionary; it determines the active latents and the output.
 ///
 /// ```
 /// use candle_gpt2_training::DictionaryKind;
@@ -68,7 +68,7 @@ pub enum DictionaryKind {
     Standard,
     /// Latents above learned thresholds are active, `k` per token on average.
     JumpRelu,
-    /// Latents with an open gate are active, with a separate magnitude.
+    /// Latents with an open gate are active; a separate path computes their magnitudes.
     Gated,
     /// Maps the input of an MLP to its output, with latents as in [`DictionaryKind::BatchTopK`].
     Transcoder,
@@ -128,7 +128,7 @@ impl fmt::Display for DictionaryKind {
 /// Hyperparameters of a dictionary, part of [`Hyperparameters`](crate::Hyperparameters).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DictionaryNumbers {
-    /// Kind, which determines the active latents.
+    /// Kind of the dictionary.
     pub kind: DictionaryKind,
     /// Input hook point, by any of its names.
     ///
@@ -250,7 +250,7 @@ impl DictionaryNumbers {
             .collect())
     }
 
-    /// Number of trained values, for a model with this configuration.
+    /// Number of trainable parameters, for a model with this configuration.
     ///
     /// # Errors
     /// See [`DictionaryNumbers::sites`].
@@ -274,7 +274,7 @@ impl DictionaryNumbers {
     /// # Errors
     /// If one is out of range, and in the cases of [`DictionaryNumbers::sites`].
     pub fn check(&self, config: &Gpt2Config) -> Result<(), TrainingError> {
-        /// Maximum number of latents, far above any dictionary of GPT-2.
+        /// Maximum number of latents, far larger than any GPT-2 dictionary.
         const MAX_LATENTS: usize = 1 << 24;
         let refuse = |option, expected: String, found: String| {
             Err(TrainingError::OptionOutOfRange { option, expected, found })

@@ -34,21 +34,21 @@ use candle_gpt2_arithmetic::{Float, MatrixView, SparseRows, map_items};
 use super::{DictionaryKind, DictionaryNumbers};
 use crate::TrainingError;
 
-/// Weight of the loss of dead latents.
+/// Weight of the dead latents' loss.
 const AUXILIARY_SHARE: f64 = 1.0 / 32.0;
-/// Width around a threshold in which it receives gradients, in scaled units: JumpReLU's bandwidth.
+/// JumpReLU's bandwidth: width around a threshold in which it receives gradients, in scaled units.
 pub(super) const BANDWIDTH: f64 = 0.1;
-/// Number of rows per task in the selection of latents.
+/// Number of rows per parallel task when selecting latents.
 const PART_ROWS: usize = 16;
 
-/// Parameters of a dictionary, in the order of the trainer.
+/// Parameters of a dictionary, in the trainer's order.
 #[derive(Clone, Copy)]
 pub(super) struct Weights<'a, T> {
     /// Encoder, `(L, F, C)`.
     pub(super) encoder: &'a [T],
     /// Encoder bias, `(L, F)`.
     pub(super) encoder_bias: &'a [T],
-    /// Decoder, one matrix `(F, D)` per pair of a block and an output that it writes.
+    /// Decoder: one matrix `(F, D)` for each pair of a block and an output that it contributes to.
     pub(super) decoder: &'a [T],
     /// Decoder bias, `(L, D)`.
     pub(super) decoder_bias: &'a [T],
@@ -75,14 +75,14 @@ pub(super) fn names(kind: DictionaryKind) -> &'static [&'static str] {
 }
 
 impl<'a, T> Weights<'a, T> {
-    /// Creates the weights from at least four values in the order of [`names`].
+    /// Creates the weights from at least four slices in the order of [`names`].
     pub(super) fn of(values: &[&'a [T]]) -> Option<Self> {
         let [encoder, encoder_bias, decoder, decoder_bias, more @ ..] = values else { return None };
         let more = [0, 1].map(|index| more.get(index).copied().unwrap_or_default());
         Some(Self { encoder, encoder_bias, decoder, decoder_bias, more })
     }
 
-    /// Returns the weights with the encoder of one block.
+    /// Returns the weights with only one block's encoder.
     pub(super) fn of_block(self, objective: &Objective, block: usize) -> Self {
         let encoder = objective.of_block(self.encoder, block);
         Self { encoder, encoder_bias: objective.of_block(self.encoder_bias, block), ..self }
@@ -123,18 +123,18 @@ pub(super) struct Encoded<T> {
     ///
     /// In training, JumpReLU also includes latents slightly below their threshold, with value 0.
     pub(super) active: Vec<SparseRows<T>>,
-    /// Smallest kept value, if the kind keeps the largest.
+    /// Smallest kept value, for kinds that keep the largest values.
     min_kept: Option<f64>,
 }
 
 /// Loss, gradients and statistics of a batch.
 pub(super) struct Computed<T> {
     pub(super) loss: f64,
-    /// Gradients in the order of the parameters.
+    /// Gradients in parameter order.
     pub(super) gradients: Vec<Vec<T>>,
     /// Flags of the latents that were active in any row.
     pub(super) fired: Vec<bool>,
-    /// Smallest kept value, if the kind keeps the largest.
+    /// Smallest kept value, for kinds that keep the largest values.
     pub(super) min_kept: Option<f64>,
 }
 
@@ -150,7 +150,7 @@ impl Objective {
         Ok(Self { kind, k, sparsity, blocks: sites.len(), inputs, outputs, latents })
     }
 
-    /// Returns the part of one block from concatenated values or parameters.
+    /// Returns one block's part of concatenated values or parameters.
     pub(super) fn of_block<'a, V>(&self, values: &'a [V], block: usize) -> &'a [V] {
         let count = values.len() / self.blocks;
         &values[block * count..(block + 1) * count]
@@ -162,8 +162,9 @@ impl Objective {
         &mut values[block * count..(block + 1) * count]
     }
 
-    /// Range of the decoder matrix from a block's latents to its own output or a later block's
-    /// output.
+    /// Range of the decoder matrix from `block`'s latents to the output of block `target`.
+    ///
+    /// `target` is `block` itself or a later block.
     pub(super) fn matrix(&self, block: usize, target: usize) -> Range<usize> {
         let before: usize = (0..block).map(|block| self.blocks - block).sum();
         let size = self.latents * self.outputs;
@@ -175,7 +176,7 @@ impl Objective {
         self.blocks * (self.blocks + 1) / 2
     }
 
-    /// Returns the ranges of each latent's direction in the decoder, one row per output.
+    /// Returns the ranges of each latent's decoder rows, one per output.
     pub(super) fn directions(&self) -> impl Iterator<Item = impl Iterator<Item = Range<usize>> + Clone> {
         let (all, width) = (*self, self.outputs);
         let of_latent = move |block: usize, latent: usize| {
@@ -187,7 +188,7 @@ impl Objective {
         (0..all.blocks).flat_map(move |block| (0..all.latents).map(move |latent| of_latent(block, latent)))
     }
 
-    /// Computes the latents of rows, `(L, N, C)`.
+    /// Computes the latents of the input rows `x`, `(L, N, C)`.
     pub(super) fn encode<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -215,7 +216,7 @@ impl Objective {
         Encoded { centered, before, active, min_kept }
     }
 
-    /// Returns the outputs of `rows` rows before any block has written to them, `(L, N, D)`.
+    /// Returns the initial outputs of `rows` rows, `(L, N, D)`: the decoder biases.
     pub(super) fn biases<T: Float>(&self, weights: Weights<'_, T>, rows: usize) -> Vec<T> {
         (0..self.blocks).flat_map(|block| self.of_block(weights.decoder_bias, block).repeat(rows)).collect()
     }
@@ -236,7 +237,7 @@ impl Objective {
         self.write_latents(weights, block, active, outputs);
     }
 
-    /// Adds the outputs of a block's latents.
+    /// Adds the outputs of a block's latents to `outputs`.
     fn write_latents<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -250,9 +251,9 @@ impl Objective {
         }
     }
 
-    /// Backpropagates a gradient of the outputs to the entries of a block.
+    /// Backpropagates the outputs' gradient to a block's entries.
     ///
-    /// Adds the decoder's part to `of_decoder`, and returns the gradient of the entries.
+    /// Adds the decoder's gradient to `of_decoder`, and returns the gradient of the entries.
     fn write_back<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -284,12 +285,12 @@ impl Objective {
         MatrixView::new(&weights.decoder[self.matrix(block, target)], self.latents, self.outputs)
     }
 
-    /// Sum of the squared distances of the rows from the mean of their block.
+    /// Sum of the rows' squared distances from the mean of their block.
     fn deviations<T: Float>(&self, values: &[T]) -> f64 {
         (0..self.blocks).map(|block| deviations(self.of_block(values, block), self.outputs)).sum()
     }
 
-    /// Selects latents, and returns them with the smallest kept value.
+    /// Returns the active latents and the smallest kept value.
     fn select<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -369,7 +370,7 @@ impl Objective {
 
     /// Keeps the largest positive values of all rows and blocks, `k` per row on average.
     ///
-    /// Ties are resolved in favor of the first.
+    /// Ties go to the first.
     fn largest_of_batch<T: Float>(&self, before: &[T]) -> (Vec<SparseRows<T>>, Option<f64>) {
         let wanted = self.k * (before.len() / (self.blocks * self.latents));
         let mut positive: Vec<T> = before.iter().copied().filter(|value| *value > T::ZERO).collect();
@@ -399,7 +400,7 @@ impl Objective {
         ((0..self.blocks).map(of_block).collect(), Some(cut.to_f64()))
     }
 
-    /// Computes the loss of `x` `(L, N, C)` with the target `y` `(L, N, D)`, and its gradients.
+    /// Computes the loss and its gradients for inputs `x` `(L, N, C)` and targets `y` `(L, N, D)`.
     ///
     /// `dead` marks the latents that should explain the remaining error.
     pub(super) fn compute<T: Float>(
@@ -461,7 +462,7 @@ impl Objective {
         Computed { loss, gradients: sums.in_order(self.kind), fired, min_kept }
     }
 
-    /// Computes the fraction of variance unexplained with the kind's penalty, and `ŷ − y`.
+    /// Computes the fraction of variance unexplained plus the kind's penalty; also returns `ŷ − y`.
     ///
     /// Adds the gradients to `sums`.
     fn reconstruct<T: Float>(
@@ -516,7 +517,7 @@ impl Objective {
 
     /// Computes the mean fraction of variance unexplained over all nested sizes.
     ///
-    /// Also returns `ŷ − y` of the full dictionary, and adds the gradients to `sums`.
+    /// Also returns `ŷ − y` for the full dictionary, and adds the gradients to `sums`.
     fn nested<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -559,7 +560,7 @@ impl Objective {
         sizes
     }
 
-    /// Returns the smallest of the largest values in all rows, `k` per row on average.
+    /// Returns the smallest value kept in training, when keeping `k` values per row on average.
     pub(super) fn min_kept<T: Float>(&self, weights: Weights<'_, T>, x: &[T]) -> Option<f64> {
         self.encode(weights, x, Selection::Training).min_kept
     }
@@ -569,7 +570,7 @@ impl Objective {
         self.kind == DictionaryKind::TopK || self.kind.has_running_threshold()
     }
 
-    /// Computes the backward pass of JumpReLU, and returns the sparsity loss.
+    /// Computes JumpReLU's backward pass and returns the sparsity loss.
     fn jump<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -677,7 +678,7 @@ impl<T: Float> Gradients<T> {
         }
     }
 
-    /// Adds the gradients of a block's entries of `xc W_encᵀ` to its encoder; `centered` has all blocks.
+    /// Adds a block's gradients of `xc W_encᵀ` to its encoder; `centered` contains all blocks.
     fn multiply(&mut self, block: usize, entries: &SparseRows<T>, centered: &[T]) {
         let all = self.objective;
         let centered = MatrixView::new(all.of_block(centered, block), entries.rows(), all.inputs);
@@ -685,7 +686,7 @@ impl<T: Float> Gradients<T> {
         add_columns(entries, all.of_block_mut(&mut self.before, block));
     }
 
-    /// Adds the gradients of a block's entries of `a` to its encoder and bias.
+    /// Adds a block's gradients of `a` to its encoder and bias.
     fn encode(&mut self, block: usize, entries: &SparseRows<T>, centered: &[T]) {
         self.multiply(block, entries, centered);
         add_columns(entries, self.objective.of_block_mut(&mut self.encoder_bias, block));
@@ -705,7 +706,7 @@ fn add_columns<T: Float>(entries: &SparseRows<T>, sums: &mut [T]) {
     }
 }
 
-/// Returns the `count` largest allowed values of a row in index order; the first wins a tie.
+/// Returns the `count` largest allowed values of a row, ordered by index; ties go to the first.
 fn largest<T: Float>(row: &[T], count: usize, is_allowed: impl Fn(usize, T) -> bool) -> Vec<(usize, T)> {
     let all = row.iter().copied().enumerate();
     let mut found: Vec<(usize, T)> = all.filter(|(place, value)| is_allowed(*place, *value)).collect();
@@ -719,12 +720,12 @@ fn largest<T: Float>(row: &[T], count: usize, is_allowed: impl Fn(usize, T) -> b
     found
 }
 
-/// Sum of the squares.
+/// Sum of squares.
 pub(super) fn squares<T: Float>(values: &[T]) -> f64 {
     values.iter().map(|value| value.to_f64() * value.to_f64()).sum()
 }
 
-/// Sum of the squared distances of the rows from their mean.
+/// Sum of the rows' squared distances from their mean.
 fn deviations<T: Float>(values: &[T], width: usize) -> f64 {
     let rows = values.len() / width.max(1);
     let mut mean = vec![0.0; width];
@@ -814,7 +815,7 @@ mod tests {
         value > 0.0
     }
 
-    /// Returns 1 for each value among the `count` largest allowed ones in its row, otherwise 0.
+    /// Returns a mask with ones at the `count` largest allowed values of each row.
     fn mask(before: &Tensor, count: usize, is_allowed: impl Fn(usize, f64) -> bool) -> Result<Tensor> {
         let rows = before.to_vec2::<f64>()?;
         let of_row = |row: &Vec<f64>| {
@@ -829,16 +830,16 @@ mod tests {
         Tensor::new(rows.iter().map(of_row).collect::<Vec<_>>(), &Device::Cpu)
     }
 
-    /// Returns the values of each block, `(rows, width)`.
+    /// Splits values into one tensor `(rows, width)` per block.
     fn of_blocks(values: &Tensor, blocks: usize) -> Result<Vec<Tensor>> {
         let rows = values.dim(0)? / blocks;
         (0..blocks).map(|block| values.narrow(0, block * rows, rows)).collect()
     }
 
-    /// Computes the loss with dense matrices and candle's operations, and JumpReLU's threshold gradients.
+    /// Computes a reference loss and gradients with dense matrices and candle's operations.
     ///
-    /// Values of blocks are concatenated. The dense decoder has zeros between a block and the outputs of
-    /// earlier blocks.
+    /// JumpReLU's threshold gradients are computed separately. Values of blocks are concatenated. The dense decoder
+    /// has zeros between a block and the outputs of earlier blocks.
     fn reference(case: &Case) -> Result<(f64, Vec<Vec<f64>>)> {
         let Case { objective, parameters, x, y, dead } = case;
         let Objective { kind, k, sparsity, blocks, inputs, outputs, latents } = *objective;
@@ -964,7 +965,7 @@ mod tests {
         Ok((loss.sum_all()?.to_scalar()?, all))
     }
 
-    /// Tolerance for sums of few products in f64.
+    /// Tolerance for f64 sums of a few products.
     const SAME: f64 = 1e-12;
 
     #[test]
@@ -989,11 +990,11 @@ mod tests {
         Ok(())
     }
 
-    /// Checks kinds whose gradient is exact while the selection does not change, without dead latents.
+    /// Covers kinds whose gradient is exact while the selection is constant, without dead latents.
     #[test]
     fn gradient_matches_finite_differences() {
         const STEP: f64 = 1e-6;
-        // The loss of the gates alone holds the decoder constant, so its slope is not the gradient either.
+        // The loss of the gates alone treats the decoder as constant, so its slope is not the gradient either.
         let estimated = [DictionaryKind::JumpRelu, DictionaryKind::Gated];
         for (name, kind) in DictionaryKind::NAMES.into_iter().filter(|(_, kind)| !estimated.contains(kind)) {
             let mut case = Case::new(kind);

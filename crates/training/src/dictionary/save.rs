@@ -31,7 +31,7 @@ pub const WEIGHTS_FILE: &str = "sae_weights.safetensors";
 /// assert_eq!(candle_gpt2_training::CONFIG_FILE, "cfg.json");
 /// ```
 pub const CONFIG_FILE: &str = "cfg.json";
-/// SAELens version of this layout.
+/// SAELens version that defines this layout.
 const LAYOUT: &str = "6.0.0";
 
 /// Returns the names of the files that [`save`] writes.
@@ -107,7 +107,7 @@ fn config(learner: &Learner, context: usize) -> Value {
         "architecture": architecture,
         "d_in": objective.inputs,
         "d_sae": objective.latents,
-        // Compute dtype of a reader, independent of the file's dtype.
+        // Compute dtype for readers, independent of the file's dtype.
         "dtype": "float32",
         "device": "cpu",
         "apply_b_dec_to_input": !is_transcoder,

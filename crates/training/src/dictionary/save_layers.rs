@@ -32,7 +32,7 @@ use crate::{Parameters, TrainingError};
 /// ```
 pub const LAYERS_CONFIG_FILE: &str = "config.yaml";
 
-/// Returns the names of the files with the tensors of one layer of a cross-layer transcoder.
+/// Returns the names of the two files with one layer's tensors of a cross-layer transcoder.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_training::layer_files(3), ["W_enc_3.safetensors", "W_dec_3.safetensors"]);

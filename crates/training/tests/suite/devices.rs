@@ -1,4 +1,4 @@
-//! Training without the CPU kernels, compared with the losses of the CPU kernels.
+//! Compares training without the CPU kernels with the losses of the CPU kernels.
 //!
 //! It runs on the device that `GPT2_TEST_DEVICE` selects.
 
@@ -39,9 +39,9 @@ fn tokens() -> Vec<u32> {
     (0..3000u32).map(|place| (place * place / 3 + place % 7 * 5) % 53).collect()
 }
 
-/// Returns the loss of each step.
+/// Returns the loss of each step, preceded and followed by an evaluation.
 ///
-/// The first and last entries are the losses of the initial and final model on `batch`.
+/// The evaluations are the losses of the initial and final model on `batch`.
 fn losses(mut trainer: Trainer, data: &dyn Data, batch: &dyn Examples) -> Vec<f64> {
     let mut losses = vec![trainer.evaluate(batch).unwrap()];
     losses.extend((0..STEPS).map(|_| trainer.step(data).unwrap().loss));
@@ -105,12 +105,12 @@ fn fifty_steps_match_the_cpu_kernels() {
     }
 }
 
-/// Returns the targets of a row from its input tokens and the tokens that follow.
+/// Function that returns a row's targets from its input tokens and the tokens that follow.
 type Targets<'a> = &'a dyn Fn(&[u32], &[u32]) -> Vec<u32>;
 
-/// Rows of all lengths up to the context, with labels and answers.
+/// Trains on rows of all lengths up to the context, with labels and answers.
 ///
-/// Trains all weights, the last block only, and adapters.
+/// Covers training of all weights, of the last block only, and of adapters.
 #[test]
 fn fifty_steps_on_rows_match_the_cpu_kernels() {
     let tokens = tokens();
@@ -195,7 +195,7 @@ fn fifty_steps_in_bf16_follow_f32() {
         let halved = Hyperparameters { compute_dtype: ComputeDType::BF16, ..numbers.clone() };
         let found = losses(make(&config, &halved, &device()), &windows, &batch);
         let recomputed = losses(make(&config, &halved, &device()).recomputing(true), &windows, &batch);
-        // The forward passes are equal. The backward pass adds bf16 gradients in another order.
+        // The forward passes are equal. The backward pass adds bf16 gradients in a different order.
         assert_eq!(recomputed[..2], found[..2], "bf16, recomputed");
         assert_near("bf16, recomputed", &recomputed, &found, 2e-3);
         let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);

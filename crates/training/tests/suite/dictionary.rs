@@ -1,4 +1,4 @@
-//! Dictionaries in training: results on data with known structure, metrics, states and files.
+//! Tests dictionary training: results on data with known structure, metrics, states and files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -78,7 +78,7 @@ fn trainer(numbers: &Hyperparameters) -> Trainer {
     Trainer::with_dictionary((model(), "tiny".into()), false, numbers.clone()).unwrap()
 }
 
-/// Values with a few dimensions in `WIDTH`, around a mean; the targets are a linear map of them.
+/// Low-rank Gaussian values around a mean; the targets are a linear map of them.
 #[derive(Clone)]
 struct Gaussians {
     x: Vec<f32>,
@@ -190,7 +190,7 @@ fn assert_unit_directions(trainer: &Trainer) {
     }
 }
 
-/// The values have 4 dimensions, so 4 directions suffice; each token may use 8.
+/// The values have rank 4, so 4 directions suffice; each token may use 8.
 #[test]
 fn low_rank_values_are_explained_by_few_latents() {
     for kind in [DictionaryKind::TopK, DictionaryKind::BatchTopK, DictionaryKind::Matryoshka] {
@@ -318,7 +318,7 @@ fn transcoders_predict_one_hook_point_from_another() {
     );
 }
 
-/// Files in half precision have half the size, and the same numbers rounded to 8 bits.
+/// Half-precision files are half the size and hold the same values, rounded to 8 significant bits.
 #[test]
 fn dictionary_can_be_saved_in_half_precision() {
     let numbers = numbers(DictionaryKind::Transcoder, 96, 8);
@@ -361,7 +361,7 @@ fn saved_layers(trainer: &Trainer) -> (Vec<BTreeMap<String, Tensor>>, Transcoder
     (layers.collect(), TranscodersConfig::from_json(&config.to_string()).unwrap())
 }
 
-/// Computes the outputs for each layer's input, and the number of active latents, from the files alone.
+/// Computes each layer's output from the inputs, and counts active latents, using only the files.
 fn written(layers: &[BTreeMap<String, Tensor>], inputs: &[Tensor]) -> (Vec<Tensor>, f64) {
     let of = |layer: usize, name: &str| layers[layer][&format!("{name}_{layer}")].clone();
     let latents = inputs.iter().enumerate().map(|(layer, x)| {
@@ -421,7 +421,7 @@ fn cross_layer_transcoder_predicts_later_layers() {
     assert!(unexplained(&written(&layers, &inputs).0[1], &outputs[1]) > 0.9);
 }
 
-/// The reader computes the same features and outputs from the files as the trained dictionary.
+/// A reader of the files computes the same features and outputs as the trained dictionary.
 #[test]
 fn saved_cross_layer_transcoder_matches_the_trained_one() {
     let (trainer, [untrained, trained]) = trained_on_texts(DictionaryKind::CrossLayerTranscoder, 64);
@@ -466,7 +466,7 @@ fn saved_cross_layer_transcoder_matches_the_trained_one() {
     }
 }
 
-/// Kinds with a single hook point are the special case of one block.
+/// A cross-layer transcoder with one block equals a transcoder.
 #[test]
 fn one_block_cross_layer_transcoder_equals_a_transcoder() {
     let sizes = Gpt2Config { n_layer: 1, ..sizes() };
@@ -516,7 +516,7 @@ fn measured(trainer: &Trainer) -> Evaluation {
     HeldOut::Texts(texts()).evaluate(trainer).unwrap()
 }
 
-/// Returns a trainer whose dictionary has these parameters.
+/// Returns a trainer whose dictionary has these parameters; the others are zero.
 fn with(numbers: &Hyperparameters, set: &[(&str, Tensor)]) -> Trainer {
     let trainer = trainer(numbers);
     for (name, variable) in trainer.parameters().iter() {
@@ -526,13 +526,13 @@ fn with(numbers: &Hyperparameters, set: &[(&str, Tensor)]) -> Trainer {
     trainer
 }
 
-/// Metrics of dictionaries with known values, without training.
+/// Checks the metrics of untrained dictionaries with known parameters.
 #[test]
 fn metrics_of_known_dictionaries_are_correct() {
     let numbers = numbers(DictionaryKind::TopK, 2 * WIDTH, WIDTH);
     let eye = Tensor::eye(WIDTH, DType::F32, &Device::Cpu).unwrap();
     let both = Tensor::cat(&[&eye, &eye.neg().unwrap()], 0).unwrap();
-    // Every number is the sum of its positive and negative part.
+    // Every value is the sum of its positive and negative parts.
     let identity = measured(&with(&numbers, &[("W_enc", both.clone()), ("W_dec", both)]));
     let metrics = identity.dictionary.unwrap();
     assert!(identity.loss.abs() < 1e-9 && (metrics.explained_variance - 1.0).abs() < 1e-9);
@@ -632,7 +632,7 @@ fn resumed_training_is_bit_identical() {
     }
 }
 
-/// A weakly read latent is never among the largest, dies and then learns from the remaining error.
+/// A latent with a weak encoder is never among the largest, dies, then learns from the remaining error.
 #[test]
 fn dead_latents_are_revived() {
     let alive = |dead_after| {

@@ -1,4 +1,4 @@
-//! Fresh weights of both initializations.
+//! Tests the fresh weights of both initializations.
 
 use candle_core::{DType, Device};
 use candle_gpt2::{ByOutput, Gpt2Config, Gpt2LMHeadModel};

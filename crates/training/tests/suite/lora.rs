@@ -1,4 +1,4 @@
-//! Low-rank adapters: affected layers, merged weights and file format.
+//! Tests low-rank adapters: affected layers, merged weights and file format.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! Tests of the public API, one module per subject.
 //!
-//! They are one program, because linking takes longer than compiling.
+//! They form a single program, because linking takes longer than compiling.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

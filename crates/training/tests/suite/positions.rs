@@ -1,4 +1,4 @@
-//! Windows that start at a position other than 0, and training with growing windows.
+//! Tests windows that start at a position other than 0, and training with growing windows.
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, Pass};

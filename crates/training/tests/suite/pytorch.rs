@@ -1,4 +1,4 @@
-//! Gradients and optimizers compared with PyTorch (`scripts/reference/training.py`).
+//! Compares gradients and optimizers with PyTorch (`scripts/reference/training.py`).
 //!
 //! `GPT2_TEST_DEVICE` selects the device.
 

@@ -1,4 +1,4 @@
-//! Fine-tuning on labels and answers, compared with PyTorch and PEFT.
+//! Compares fine-tuning on labels and answers with PyTorch and PEFT.
 //!
 //! `scripts/reference/training.py` writes the fixtures.
 
@@ -163,7 +163,7 @@ fn packed_rows_have_the_gradients_of_separate_rows() {
     }
 }
 
-/// Two and four processes compute a share of every batch each; the sums equal a single-process step.
+/// Splits every batch among two or four processes; their sums equal a single-process step.
 #[test]
 fn shares_sum_to_the_whole_step() {
     for name in ["classify_weighted", "answer_all"] {

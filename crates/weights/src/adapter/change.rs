@@ -9,13 +9,13 @@ use candle_gpt2_kernels::{AdaptedMatrix, Matrix};
 /// Parameter changes, keyed by the model's parameter name.
 pub(crate) type Changes = HashMap<String, Change>;
 
-/// Change of a single parameter.
+/// Change to a single parameter.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Change {
     /// Value that replaces the parameter, `(out, in)`.
     pub(super) replacement: Option<Tensor>,
     pub(super) products: Vec<Product>,
-    /// Vectors to add.
+    /// Vectors to add to the parameter.
     pub(super) offsets: Vec<Tensor>,
 }
 
@@ -44,7 +44,7 @@ impl Change {
         Ok(value)
     }
 
-    /// Whether the parameter's own value is unused.
+    /// Whether the change replaces the parameter's own value.
     pub(super) fn is_replacement(&self) -> bool {
         self.replacement.is_some()
     }

@@ -15,7 +15,7 @@ use crate::{Checkpoint, TensorFile, WeightsError};
 const PEFT_PREFIX: &str = "base_model.model.";
 /// PEFT's default adapter name, which files rarely contain.
 const DEFAULT_NAME: &str = ".default";
-/// Modules besides the linear layers of blocks that can have adapters.
+/// Modules outside the blocks' linear layers that can have adapters.
 const TABLES: [&str; 2] = ["wte", "wpe"];
 
 /// Role of a tensor in an adapter.
@@ -23,7 +23,7 @@ const TABLES: [&str; 2] = ["wte", "wpe"];
 enum Part {
     A,
     B,
-    /// Bias of `B`.
+    /// Bias of the `B` matrix.
     Bias,
     EmbeddingA,
     EmbeddingB,
@@ -47,7 +47,7 @@ impl Part {
 struct Sorted<'a> {
     /// Tensors of low-rank products, by module and part.
     parts: BTreeMap<(String, Part), &'a Tensor>,
-    /// Whole parameters by the model's name: base-layer flag, name in the file and value.
+    /// Full parameters, keyed by model name: base-layer flag, name in the file and value.
     ///
     /// A base layer is shared with a tied head.
     whole: BTreeMap<String, (bool, &'a str, &'a Tensor)>,
@@ -142,7 +142,7 @@ fn is_finite(tensor: &Tensor) -> bool {
     values.is_ok_and(|values| values.iter().all(|value| value.is_finite()))
 }
 
-/// Returns the model's configuration, with the classification head that the adapter contains.
+/// Returns the model's configuration, including the adapter's classification head if it has one.
 fn with_head(config: &Gpt2Config, sorted: &Sorted) -> Gpt2Config {
     let head = sorted.whole.iter().find_map(|(name, (.., tensor))| {
         let kind =
@@ -306,12 +306,12 @@ fn unknown(name: &str, tensor: &Tensor, config: &Gpt2Config) -> String {
     )
 }
 
-/// Full module name in the model that PEFT wraps.
+/// Returns a module's full name in the model that PEFT wraps.
 fn full_name(prefix: &str, module: &str) -> String {
     if is_of_head(&format!("{module}.weight")) { module.to_owned() } else { format!("{prefix}{module}") }
 }
 
-/// Rejects invalid combinations: products add up, but whole parameters do not.
+/// Rejects invalid combinations: products add up, but only one adapter can replace a parameter.
 fn check_combination(
     checkpoint: &Checkpoint,
     weight: f64,
@@ -333,7 +333,7 @@ fn check_combination(
     Ok(())
 }
 
-/// Adds the changes to a checkpoint and unties its head if embedding and head then differ.
+/// Adds the changes to a checkpoint, and unties its head if it now differs from the embedding.
 fn merge_changes(
     checkpoint: &mut Checkpoint,
     config: Gpt2Config,

@@ -44,7 +44,7 @@ const KNOWN: [&str; 14] = [
     "use_dora",
     "use_rslora",
 ];
-/// Values of `init_lora_weights` that leave the base weights unchanged; other values modify them.
+/// `init_lora_weights` values that leave the base weights unchanged; others modify them.
 const NEUTRAL_INITS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 /// Maximum rank. The tensor shapes are checked against the rank separately.
 const MAX_RANK: u64 = 1 << 20;
@@ -76,12 +76,12 @@ pub(super) struct AdapterConfig {
     saved: Vec<Regex>,
 }
 
-/// Selection of modules.
+/// Selects modules by name.
 #[derive(Debug, Clone)]
 enum Modules {
-    /// Full names, or suffixes that follow a dot.
+    /// Full module names, or suffixes after a dot.
     Named(Vec<String>),
-    /// Pattern for the full name.
+    /// Pattern that must match the full module name.
     Matching(Regex),
     /// Every linear layer except the output head.
     AllLinear,
@@ -141,14 +141,14 @@ impl AdapterConfig {
         first_match(&self.ranks, module).unwrap_or(self.rank)
     }
 
-    /// Returns the scaling factor of a module's product.
+    /// Returns the scaling factor of a module's low-rank product.
     pub(super) fn scale(&self, module: &str) -> f64 {
         let rank = self.rank(module) as f64;
         let alpha = first_match(&self.alphas, module).unwrap_or(self.alpha);
         alpha / if self.is_rank_stabilized { rank.sqrt() } else { rank }
     }
 
-    /// Whether a module is stored as a whole.
+    /// Whether a module is saved in full instead of as a low-rank product.
     pub(super) fn is_saved(&self, module: &str) -> bool {
         self.saved.iter().any(|pattern| pattern.is_match(module))
     }
@@ -162,7 +162,7 @@ impl AdapterConfig {
         self.targets.contain(module, is_linear) && (!is_listed || self.is_in_layers(module))
     }
 
-    /// Whether the module is in one of `layers_to_transform`, which restricts a list of module names.
+    /// Whether the module is in one of the `layers_to_transform`, if that setting exists.
     fn is_in_layers(&self, module: &str) -> bool {
         let Some(layers) = &self.layers else { return true };
         // An exact module name is not restricted.
@@ -198,7 +198,7 @@ fn rank_of(value: &Value) -> Option<usize> {
     value.as_u64().filter(|rank| (1..=MAX_RANK).contains(rank)).and_then(|rank| usize::try_from(rank).ok())
 }
 
-/// Rejects all types except LoRA, the only one that adds a product to the weights.
+/// Rejects every adapter type except LoRA.
 fn check_type(settings: &Map<String, Value>) -> Result<(), String> {
     match settings.get("peft_type") {
         Some(Value::String(name)) if name == "LORA" => Ok(()),
@@ -326,7 +326,7 @@ impl Settings {
         texts.iter().map(|text| self.pattern(name, &pattern(text))).collect()
     }
 
-    /// Reads values for module-name patterns, which match at the end of a name, in file order.
+    /// Reads values keyed by module-name patterns, in file order. Patterns match at the end of a name.
     fn by_pattern<T>(
         &self,
         name: &str,

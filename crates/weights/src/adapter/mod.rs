@@ -17,7 +17,7 @@ pub use folder::Adapter;
 pub(crate) use names::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adjacent_note, instead_of_model};
 
 impl Checkpoint {
-    /// Applies adapters, each with a weight that scales its additions; 1 applies it as trained.
+    /// Applies adapters, each scaled by a weight; 1 applies the adapter as trained.
     ///
     /// Parameters are merged in f32 when they are read.
     ///

@@ -9,7 +9,7 @@ use crate::files::Files;
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// Weights files of an adapter, in the order in which PEFT looks for them.
 pub(crate) const ADAPTER_WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
-/// Maximum size of the settings file; real ones have about a kilobyte.
+/// Maximum size of the settings file; real ones are about a kilobyte.
 pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// Returns the error for a path that contains an adapter instead of a model, with a usage hint.
@@ -33,7 +33,7 @@ pub(crate) fn instead_of_model(files: &Files, path: &Path) -> WeightsError {
     WeightsError::NotWeights { path: path.to_owned(), what }
 }
 
-/// Returns the note about an adapter next to weights, which may already be merged into them.
+/// Returns the note that an adapter next to the weights is not applied.
 pub(crate) fn adjacent_note(weights: &str, folder: &Path) -> String {
     format!(
         "the adapter next to {weights} ({ADAPTER_CONFIG}) is not applied; to apply it, add `--adapter {}`",

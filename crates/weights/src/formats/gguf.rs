@@ -88,7 +88,7 @@ fn read_all(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     Ok((Source { tensors, has_own_bytes: true, ..Source::new(Format::Gguf, evidence, file) }, entries))
 }
 
-/// Reads the header, and returns it with its tensors in the order of their bytes.
+/// Reads the header, and returns it with its tensors in file order.
 fn header(file: &CheckpointFile) -> Result<(Header, Vec<StoredTensor>), WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: String| refuse(format!("a damaged GGUF file: {what}; download it again"));
@@ -161,7 +161,7 @@ fn config(header: &Header, tensors: &[StoredTensor]) -> Result<Gpt2Config, Strin
     Gpt2Config::from_json(&json.to_string()).map_err(|error| format!("invalid header: {error}"))
 }
 
-/// Builds the tokenizer from the file's metadata: GPT-2's, or one with different merges.
+/// Builds GPT-2's tokenizer, or one with other merges, from the file's metadata.
 fn tokenizer(header: &Header) -> Result<Tokenizer, String> {
     let texts = |key: &str| -> Result<&[String], String> {
         let value = header.get(key).ok_or_else(|| format!("`{key}` is missing"))?;

@@ -37,7 +37,7 @@ const USUAL_NAMES: [&str; 4] = [
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 ];
-/// Files that training writes in a weight format, but that do not contain the model.
+/// Files in a weight format that hold training state instead of the model.
 const TRAINING_STATE: [&str; 7] = [
     "training_args.bin",
     "optimizer.pt",
@@ -116,7 +116,7 @@ pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     Ok(source)
 }
 
-/// Whether a path leads to a checkpoint, which may still be damaged.
+/// Whether a path looks like a checkpoint, which may still be damaged.
 ///
 /// The path can be a folder with a configuration or weights, a weights file, or the common prefix of a
 /// TensorFlow checkpoint's file names. A Git LFS pointer counts as a weights file.
@@ -205,7 +205,7 @@ fn read(files: &Files, file: CheckpointFile, reader: Option<&Reader>) -> Result<
     Ok(source)
 }
 
-/// Checks the requirements of all formats.
+/// Checks the requirements common to all formats.
 ///
 /// These are tensor count, unique names, plausible shapes and no overlapping data.
 fn check(source: &Source) -> Result<(), String> {
@@ -387,7 +387,7 @@ fn find_weights(files: &Files, folder: &Path) -> Result<(PathBuf, Vec<String>), 
 struct WeightsSearch {
     /// Files that may contain the model.
     candidates: Vec<String>,
-    /// Reasons why other files do not contain weights.
+    /// Reasons why the remaining files do not contain weights.
     others: Vec<String>,
 }
 
@@ -431,7 +431,7 @@ fn candidates(files: &Files, folder: &Path, names: &[String]) -> WeightsSearch {
     WeightsSearch { candidates: found.into_iter().map(|(_, name)| name).collect(), others }
 }
 
-/// Whether a name is a shard's, such as `model-00001-of-00002.safetensors`.
+/// Whether a file name belongs to a shard, such as `model-00001-of-00002.safetensors`.
 pub(crate) fn is_shard(name: &str) -> bool {
     let Some((before, after)) = name.split_once("-of-") else { return false };
     let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -439,7 +439,7 @@ pub(crate) fn is_shard(name: &str) -> bool {
     is_number(number) && is_number(after.split('.').next().unwrap_or_default())
 }
 
-/// Whether a name has an extension that is common for weights.
+/// Whether a file name has an extension commonly used for weights.
 fn is_like_weights(name: &str) -> bool {
     const ENDINGS: [&str; 17] = [
         "safetensors",
@@ -479,7 +479,7 @@ fn list_names(mut names: Vec<String>) -> String {
     }
 }
 
-/// Returns the index that TensorFlow's file `checkpoint` names as the latest.
+/// Returns the latest index, as recorded in TensorFlow's file `checkpoint`.
 ///
 /// The file contains a line such as `model_checkpoint_path: "…"`.
 fn named_by_tensorflow(files: &Files, folder: &Path) -> Option<String> {

@@ -37,12 +37,12 @@ pub(crate) enum Value {
     Tensor(Box<TensorReference>),
 }
 
-/// Data that one or more tensors view.
+/// Data shared by one or more tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Storage {
     /// Name or number of the storage in the file.
     pub(crate) key: String,
-    /// PyTorch's name of the element type, such as `Float`.
+    /// PyTorch's name for the element type, such as `Float`.
     pub(crate) dtype: String,
     /// Number of elements.
     pub(crate) elements: usize,
@@ -56,7 +56,7 @@ pub(crate) struct TensorReference {
     pub(crate) offset: usize,
     pub(crate) shape: Vec<usize>,
     pub(crate) strides: Vec<usize>,
-    /// PyTorch's name of the element type, if it differs from the storage's.
+    /// PyTorch's name for the element type, if it differs from the storage's.
     pub(crate) dtype: Option<Rc<str>>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) enum Callable {
     RebuildTypedTensor,
     /// Element type such as `torch.uint16`, named but never called.
     DType(Rc<str>),
-    /// Function that returns its first argument, such as `torch._utils._rebuild_parameter`.
+    /// Function treated as returning its first argument, such as `torch._utils._rebuild_parameter`.
     First,
     /// Storage type such as `torch.FloatStorage`, named but never called.
     StorageType(Rc<str>),
@@ -83,9 +83,9 @@ pub(crate) enum Callable {
 
 /// Maximum number of values in a pickle; GPT-2 XL's has about ten thousand.
 const MAX_VALUES: usize = 1 << 20;
-/// Maximum length in bytes of a storage's or callable's name; real ones are a few words.
+/// Maximum length of a storage or callable name in bytes; real ones are a few words.
 const MAX_KEY_BYTES: usize = 256;
-/// Objects of training programs to skip, by module and name: numbers, types, paths, arguments.
+/// Non-tensor objects to skip, by module and name: numbers, types, paths, arguments.
 const INERT: [(&str, &[&str]); 9] = [
     ("numpy", &["dtype", "ndarray"]),
     ("numpy.core.multiarray", &["scalar", "_reconstruct"]),
@@ -97,7 +97,7 @@ const INERT: [(&str, &[&str]); 9] = [
     ("builtins", &["complex", "slice", "set", "frozenset", "bytearray"]),
     ("__builtin__", &["complex", "slice", "set", "frozenset", "bytearray"]),
 ];
-/// Element types, which are members of `torch`.
+/// Element types, as named in the `torch` module.
 pub(super) const DTYPES: [&str; 22] = [
     "float16",
     "bfloat16",
@@ -677,7 +677,7 @@ mod tests {
         assert!(error(b"\x82\x01.").contains("which torch.save does not write"), "EXT1");
     }
 
-    /// Tensors of dtypes without their own storage type, such as uint16 and the 8-bit floats.
+    /// Checks tensors whose dtype has no storage type of its own, such as uint16 and the 8-bit floats.
     #[test]
     fn untyped_storages_use_the_tensor_dtype() {
         let storage =
@@ -728,7 +728,7 @@ mod tests {
         assert!(error(&[b"(".repeat(3 << 20), b".".to_vec()].concat()).contains("too many marks"));
     }
 
-    /// Many training programs save NumPy numbers, arguments and paths with the weights.
+    /// Checks NumPy numbers, arguments and paths, which many training programs save with the weights.
     #[test]
     fn non_tensor_training_state_is_skipped() {
         for bytes in [
@@ -741,7 +741,7 @@ mod tests {
         }
     }
 
-    /// Deep nesting, cycles and repetition need little memory.
+    /// Checks that deep nesting, cycles and repetition need little memory.
     ///
     /// The inputs are a list nested half a million deep, a list that contains itself, and a value that is
     /// paired with itself thirty times. A copy of the last one would need 2^30 items in Python.

@@ -23,15 +23,15 @@ use crate::stored::{StoredDType, StoredTensor};
 
 /// Magic number in the first pickle of a legacy file: 0x1950a86a20f9469cfc6c, little-endian.
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
-/// Maximum number of dictionaries around a state dict.
+/// Maximum number of dictionaries nested around a state dict.
 const MAX_WRAPPERS: usize = 3;
 /// Maximum nesting depth of dictionaries when all tensors are read.
 const MAX_NESTING: usize = 8;
-/// Maximum length of a name built from nested keys, and of a string next to the tensors.
+/// Maximum length of a name built from nested keys and of a stored string, in bytes.
 const MAX_TEXT_BYTES: usize = 1024;
 /// Maximum size of a pickle; GPT-2's is tens of kilobytes.
 const MAX_PICKLE_BYTES: u64 = 64 << 20;
-/// Name endings that identify the state dict of a GPT-2.
+/// Name suffixes that identify a GPT-2 state dict.
 const ANCHORS: [&str; 4] = ["wte.weight", "tok_emb.weight", "wpe.weight", "pos_emb.weight"];
 
 /// Evidence reported for a zip archive.
@@ -64,19 +64,19 @@ fn read_zip(file: CheckpointFile) -> Result<Source, WeightsError> {
     source(Format::PyTorchZip, ZIP_EVIDENCE, file, &pickle, &storages)
 }
 
-/// Reads the model in a legacy file of `torch.save`.
+/// Reads the model in a legacy `torch.save` file.
 fn read_legacy(file: CheckpointFile) -> Result<Source, WeightsError> {
     let (pickle, storages) = legacy_contents(&file)?;
     source(Format::PyTorchLegacy, LEGACY_EVIDENCE, file, &pickle, &storages)
 }
 
-/// Reads all tensors of a zip archive, and the entries next to them; see [`named_entries`].
+/// Reads all tensors and other entries of a zip archive; see [`named_entries`].
 fn read_all_zip(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     let (pickle, storages) = zip_contents(&file)?;
     all(Source::new(Format::PyTorchZip, ZIP_EVIDENCE, file), &pickle, &storages)
 }
 
-/// Reads all tensors of a legacy file, and the entries next to them; see [`named_entries`].
+/// Reads all tensors and other entries of a legacy file; see [`named_entries`].
 fn read_all_legacy(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     let (pickle, storages) = legacy_contents(&file)?;
     all(Source::new(Format::PyTorchLegacy, LEGACY_EVIDENCE, file), &pickle, &storages)
@@ -155,7 +155,7 @@ pub(super) fn is_torch_archive(start: &[u8]) -> bool {
         .any(|entry| memchr::memmem::find(start, entry.as_bytes()).is_some())
 }
 
-/// Whether the bytes begin like a legacy file of `torch.save`.
+/// Whether the bytes start like a legacy `torch.save` file.
 fn is_legacy(bytes: &[u8]) -> bool {
     bytes
         .get(..32.min(bytes.len()))
@@ -229,7 +229,7 @@ fn all(
     Ok((source, entries))
 }
 
-/// Collects the tensors of all dictionaries, and the texts, numbers and booleans next to them.
+/// Collects the tensors, texts, numbers and booleans in all dictionaries.
 ///
 /// A name consists of the keys that lead to the value, joined by dots. Values other than tensors are returned
 /// as text. Lists and texts longer than a kilobyte are skipped.
@@ -439,13 +439,13 @@ const OTHER_TYPES: [(&str, &str, u64); 22] = [
     ("float4_e2m1fn_x2", "float4_e2m1fn_x2", 1),
 ];
 
-/// Returns the dtype and the bytes per element of a row of [`OTHER_TYPES`], by either of its names.
+/// Looks up a type in [`OTHER_TYPES`] by either name, and returns its dtype and bytes per element.
 fn other_type(name: &str) -> Option<(&'static str, u64)> {
     let row = OTHER_TYPES.iter().find(|(storage, dtype, _)| [storage, dtype].contains(&&name));
     row.map(|(_, dtype, bytes)| (*dtype, *bytes))
 }
 
-/// Returns the bytes per element for PyTorch's name of a storage or an element type.
+/// Returns the bytes per element of a storage or element type, by its PyTorch name.
 fn element_bytes(name: &str) -> Option<u64> {
     match stored_dtype(name) {
         StoredDType::Weights(dtype) => dtype.bytes(1),

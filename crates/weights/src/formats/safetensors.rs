@@ -15,7 +15,7 @@ use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
-/// Size of the header length, which precedes the header.
+/// Size of the header-length field, which precedes the header.
 const LENGTH_BYTES: u64 = 8;
 
 /// Maximum size of the header; GPT-2 XL's is 60 kB.
@@ -32,7 +32,7 @@ pub(super) const READER: Reader = Reader {
     read_all: None,
 };
 
-/// Reads the header of a safetensors file, with the tensors in the order of their bytes.
+/// Reads the header of a safetensors file, with the tensors in file order.
 pub(super) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let (start, metadata) = header(&file)?;
     let stored = |name: String| {
@@ -113,7 +113,7 @@ fn other_than_text(header: &[u8]) -> Option<(String, String)> {
     }
 }
 
-/// Returns the name and dtype of a tensor with a dtype that the header parser does not know.
+/// Returns the name and dtype of a tensor whose dtype the header parser does not support.
 fn unknown_dtype(header: &[u8]) -> Option<(String, String)> {
     let tensors: BTreeMap<String, Value> = serde_json::from_slice(header).ok()?;
     tensors.into_iter().find_map(|(name, tensor)| {

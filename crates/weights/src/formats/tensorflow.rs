@@ -35,7 +35,7 @@ const OBJECT_GRAPH: &[u8] = b"_CHECKPOINTABLE_OBJECT_GRAPH";
 /// Maximum number of data files in a checkpoint; OpenAI's have one.
 const MAX_SHARDS: i32 = 1024;
 
-/// Value of the empty key.
+/// Header of the checkpoint, stored under the empty key.
 #[derive(Clone, PartialEq, Message)]
 struct BundleHeader {
     #[prost(int32, tag = "1")]
@@ -44,7 +44,7 @@ struct BundleHeader {
     endianness: i32,
 }
 
-/// Value of a key that names a tensor.
+/// Index entry of a tensor, stored under its name.
 #[derive(Clone, PartialEq, Message)]
 struct BundleEntry {
     #[prost(int32, tag = "1")]
@@ -177,7 +177,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Fault of a tensor, by the file that causes it.
+/// Problem with a tensor, by the file that causes it.
 enum Fault {
     /// Invalid entry in the index.
     Index(String),

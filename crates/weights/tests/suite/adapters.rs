@@ -12,9 +12,9 @@ use candle_gpt2_weights::{Adapter, Checkpoint, LoadOptions, WeightDType};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Tolerance for the same f32 weights in two implementations.
+/// Tolerance between two implementations with the same f32 weights.
 const EXACT: f64 = 1e-4;
-/// Layer of the tiny checkpoint that the adapter `plain` changes.
+/// Layer that the adapter `plain` changes in the tiny checkpoint.
 const C_ATTN: &str = "base_model.model.transformer.h.1.attn.c_attn";
 
 fn expected() -> Fixture {
@@ -137,7 +137,7 @@ fn conversion_merges_adapters() {
     }
 }
 
-/// An adapter contains its classification head, as `train --lora-rank` writes it.
+/// Checks an adapter that contains its classification head, as written by `train --lora-rank`.
 #[test]
 fn adapter_provides_its_classification_head() {
     let changed = ModifiedAdapter::new()

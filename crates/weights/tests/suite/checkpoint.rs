@@ -33,7 +33,7 @@ fn assert_same(folder: &CheckpointFolder) {
     assert_eq!(values(&logits(folder.path())), values(&original_logits()));
 }
 
-/// Prefixes of exports with and without a head, and of compiled and wrapped models.
+/// Checks the name prefixes of exports with and without a head, and of compiled and wrapped models.
 ///
 /// Names are resolved once for all devices: huggingface/candle#3992, paiml/realizar#55.
 #[test]
@@ -47,7 +47,7 @@ fn any_prefix_is_recognized() {
     }
 }
 
-/// The header length is a number, even if its bytes look like JSON.
+/// Checks a header length whose bytes look like JSON.
 #[test]
 fn header_length_resembling_json_is_accepted() {
     let file = std::fs::read(CheckpointFolder::tiny().file("model.safetensors")).unwrap();
@@ -93,7 +93,7 @@ fn causal_masks_are_buffers_not_parameters() {
     assert_same(&folder);
 }
 
-/// A missing head is the embedding, and a copy of the embedding is not a second head.
+/// A missing head falls back to the embedding, and a stored copy of the embedding is ignored.
 ///
 /// See huggingface/candle#2516.
 #[test]
@@ -124,7 +124,7 @@ fn head_differing_from_the_tied_embedding_is_rejected() {
     }
 }
 
-/// A copy may have another dtype, because only the values are compared.
+/// A copy may have a different dtype, because only the values are compared.
 #[test]
 fn copy_of_the_tied_head_may_have_another_dtype() {
     let with_head = |change: &[f32]| {
@@ -162,7 +162,7 @@ fn untied_configuration_uses_the_separate_head() {
 
 /// Linear weights may have shape `(2304, 768)` or `(768, 2304)`: karpathy/nanoGPT#190.
 ///
-/// The square `attn.c_proj` follows the others and never decides.
+/// The square `attn.c_proj` has the layout of the others and never determines it.
 #[test]
 fn linear_weights_may_be_stored_transposed() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
@@ -173,7 +173,7 @@ fn linear_weights_may_be_stored_transposed() {
         }
     });
     assert_eq!(Checkpoint::open(folder.path()).unwrap().orientation(), Orientation::Linear);
-    // Another storage order sums in another order.
+    // A different storage order changes the order of summation.
     assert_close_absolute(&logits(folder.path()), &original_logits(), 1e-5, "logits");
 
     let mixed = CheckpointFolder::tiny().with_tensors(|tensors| {

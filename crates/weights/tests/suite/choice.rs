@@ -139,7 +139,7 @@ fn checkpoint_folders_and_files_are_recognized() {
     assert!(!is_checkpoint(&other.file("notes.txt")) && !is_checkpoint(&other.file("nothing")));
 }
 
-/// safetensors' `save_model` keeps only one of two tied names, the head's.
+/// Checks files by safetensors' `save_model`, which keeps only the head's name of a tied pair.
 #[test]
 fn either_tied_tensor_name_is_sufficient() {
     let expected = CheckpointFolder::tiny();
@@ -213,7 +213,7 @@ fn unneeded_non_float_tensors_are_skipped() {
     assert_rejected(needed.path(), &["`transformer.wte.weight`: expected F32, F16, BF16 or F64, found I64"]);
 }
 
-/// Tiny checkpoint with a changed header of its safetensors file.
+/// Tiny checkpoint with a modified safetensors header.
 fn with_header(change: impl FnOnce(&mut Value)) -> CheckpointFolder {
     let whole = weights();
     let length = usize::try_from(u64::from_le_bytes(*whole.first_chunk().unwrap())).unwrap();
@@ -290,7 +290,7 @@ fn bit_flip_in_a_tensorflow_file_is_detected() {
     assert_rejected(truncated.path(), &[&name, "truncated: tensor `"]);
 }
 
-/// Blocks of IQ4_NL have the same size as blocks of Q4_0.
+/// IQ4_NL blocks have the same size as Q4_0 blocks, so only the type id needs to change.
 #[test]
 fn unsupported_gguf_types_are_reported() {
     let mut bytes = std::fs::read(fixture_path("formats/gguf/q4_0.gguf")).unwrap();

@@ -71,7 +71,7 @@ fn folder_copies_companion_files_byte_for_byte() {
     assert_eq!(open(&copy).config(), open(source.path()).config());
 }
 
-/// Numbers beyond the precision of a float are not rounded.
+/// Checks that numbers beyond the precision of a float are not rounded.
 #[test]
 fn unknown_config_fields_keep_their_text() {
     let text = std::fs::read_to_string(fixture_path("tiny-checkpoint").join("config.json")).unwrap();
@@ -273,7 +273,7 @@ fn add_bos_token_survives_conversion_from_vocab_and_merges() {
     assert_same_tokens(&source, (true, false));
 }
 
-/// Added tokens that are not special remain literal text, which decoding keeps.
+/// Added tokens that are not special still match literally, and decoding keeps them.
 #[test]
 fn added_tokens_survive_a_round_trip() {
     let source = with_tokenizer(|json| {

@@ -137,7 +137,7 @@ fn padding_rows_are_not_written() {
     assert_eq!(largest_difference(&original, &exact), 0.0);
 }
 
-/// 65,504 is the largest finite number in f16.
+/// Checks values above 65,504, the largest finite f16 number.
 #[test]
 fn values_outside_the_f16_range_are_rejected() {
     let large = CheckpointFolder::tiny().with_tensors(|tensors| {
@@ -212,7 +212,7 @@ fn failed_conversions_leave_no_files() {
     assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
 }
 
-/// Blocks of integers would hide NaN and infinity.
+/// Checks NaN and infinity, which blocks of integers would hide.
 #[test]
 fn non_finite_values_cannot_be_quantized() {
     let folder = temporary_folder();

@@ -93,7 +93,7 @@ fn configuration_size_mismatch_lists_the_tensors() {
     );
 }
 
-/// Other content in place of weights, such as Git LFS pointers (NVIDIA/FasterTransformer#342).
+/// Checks files that are not weights, such as Git LFS pointers (NVIDIA/FasterTransformer#342).
 #[test]
 fn non_weights_content_is_identified() {
     for (contents, expected) in [
@@ -228,7 +228,7 @@ fn files_next_to_the_vocabulary_are_read() {
     assert_eq!(ids(&space, "The"), ids(&pair(), " The"));
 }
 
-/// Reading a FIFO would block forever, and a device may have no end.
+/// Checks FIFOs and devices: reading a FIFO would block forever, and a device may have no end.
 #[cfg(unix)]
 #[test]
 fn special_files_are_rejected_without_reading() {
@@ -303,7 +303,7 @@ fn hostile_and_truncated_pickles_are_rejected() {
     }
 }
 
-/// A flipped header byte gives an error or a checkpoint, never a panic or a hang.
+/// A flipped header byte yields an error or a checkpoint, never a panic or a hang.
 #[test]
 fn flipped_bytes_never_cause_a_panic() {
     for name in [
@@ -432,7 +432,7 @@ fn inconsistent_gguf_files_are_rejected() {
     assert_error(other, "only gpt2 can be loaded");
 }
 
-/// A dimension of size zero hides that the product of the other sizes overflows.
+/// Checks shapes in which a zero dimension hides an overflow in the product of the others.
 #[test]
 fn implausible_shapes_are_rejected_even_if_empty() {
     let large = usize::MAX / 4 + 1;

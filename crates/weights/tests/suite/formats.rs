@@ -1,4 +1,4 @@
-//! One seeded model in every format, written by the tools that users have.
+//! One seeded model in every format, written by the tools that users run.
 //!
 //! Every file must load as the same model. `scripts/reference/formats.py` writes the fixtures.
 
@@ -14,9 +14,9 @@ use candle_gpt2_weights::{
     Checkpoint, Format, LoadOptions, OpenOptions, Orientation, WeightDType, WeightsError, load_tokenizer,
 };
 
-/// Tolerance for the same f32 weights in two implementations.
+/// Tolerance between two implementations with the same f32 weights.
 const EXACT: f64 = 1e-4;
-/// Tolerance for weights of at least 8 significant bits, compared with the f32 model.
+/// Tolerance of weights with at least 8 significant bits, compared with the f32 model.
 const HALF_PRECISION: f64 = 0.1;
 
 fn expected() -> Fixture {
@@ -157,7 +157,7 @@ fn unrecorded_head_count_is_guessed_or_specified() {
     );
 }
 
-/// A head size of 64 does not divide every width; in this case nothing is guessed.
+/// If a head size of 64 does not divide the width, the number of heads is not guessed.
 #[test]
 fn unguessable_head_count_must_be_specified() {
     let folder = temporary_folder();

@@ -14,7 +14,7 @@ use candle_gpt2_weights::{
 };
 use serde_json::json;
 
-/// Fixture folders, with the head of each.
+/// Fixture folders and their heads.
 const HEADS: [(&str, HeadKind); 5] = [
     ("sequence", HeadKind::SequenceClassification),
     ("multi_label", HeadKind::SequenceClassification),

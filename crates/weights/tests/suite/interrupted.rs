@@ -61,7 +61,7 @@ fn assert_interruptible<T>(
     }
 }
 
-/// Opening a checkpoint compares its head with the embedding, which can be interrupted.
+/// Checks interruption while opening, which compares the head with the embedding.
 #[test]
 fn opening_can_be_interrupted() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {

@@ -189,7 +189,7 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|logit| f64::from(*logit) - total.ln()).collect()
 }
 
-/// The default cache is rounded only if loading has rounded the weights as coarsely.
+/// The default cache is rounded only if loading rounded the weights at least as coarsely.
 #[test]
 fn default_cache_dtype_follows_weight_rounding() {
     let stored_in_f16 = CheckpointFolder::tiny().with_tensors(|tensors| {
@@ -228,7 +228,7 @@ fn bf16_weights_are_rejected_on_the_cpu() {
     assert!(matches!(error, WeightsError::NotOnCpu { dtype: WeightDType::BF16 }), "{error}");
 }
 
-/// Blocks use four or five bits. The embedding and the head, one matrix here, use six.
+/// Linear layers use four or five bits; the embedding and head, one tied matrix here, use six.
 #[test]
 fn q4_and_q5_store_the_embedding_and_head_in_q6() {
     let checkpoint = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();

@@ -1,4 +1,4 @@
-//! Supplied files, in memory or read in parts, give the same checkpoint as files on disk.
+//! Supplied files, in memory or read in parts, yield the same checkpoint as files on disk.
 //!
 //! Files that are read in parts are read only as far as needed.
 
@@ -141,7 +141,7 @@ fn supplied_files_load_like_their_folder() {
     }
 }
 
-/// GGUF and llm.c files need no other files next to them.
+/// Checks that GGUF and llm.c files load without any files next to them.
 #[test]
 fn single_gguf_or_llm_c_file_is_a_checkpoint() {
     for name in ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"] {
@@ -171,7 +171,7 @@ fn single_gguf_or_llm_c_file_is_a_checkpoint() {
     }
 }
 
-/// Bytes in memory may start at any address, although candle reads blocks in place.
+/// Checks bytes in memory at unaligned addresses, because candle reads blocks in place.
 #[test]
 fn in_memory_blocks_need_no_alignment() {
     let bytes = std::fs::read(fixture_path("formats/gguf/q4_k.gguf")).unwrap();
@@ -188,7 +188,7 @@ fn in_memory_blocks_need_no_alignment() {
 /// No read is larger than a tensor, and nothing unnecessary is read.
 #[test]
 fn ranged_files_are_read_one_tensor_at_a_time() {
-    /// Size of a read when the file does not contain the size of its header.
+    /// Read size for files that do not record their header size.
     const READ_AHEAD: usize = 64 << 10;
     let folders = FOLDERS.iter().map(|folder| ((*folder).to_owned(), None));
     let files = ["gguf/f32.gguf", "gguf/q6_k.gguf", "llmc/gpt2.bin"].map(|file| {
@@ -417,7 +417,7 @@ impl ReadAt for Sparse {
     }
 }
 
-/// Offsets beyond 4 GiB work on 32 bits too.
+/// Checks that offsets beyond 4 GiB also work on 32-bit systems.
 #[test]
 fn offsets_beyond_4_gib_are_read() {
     let size = |key: &'static str, size: u32| (key, 4, size.to_le_bytes().to_vec());

@@ -1,4 +1,4 @@
-//! Long texts have the same tokens as in the tokenizers library, wherever they are cut.
+//! Long texts yield the same tokens as the tokenizers library, wherever they are split.
 
 use std::borrow::Cow;
 use std::str::FromStr;
@@ -117,7 +117,7 @@ fn random_texts_encode_like_the_library_at_every_cut() {
     }
 }
 
-/// Characters at which the standard library's classes change, and some between them.
+/// Checks characters where the standard library's classes change, and some in between.
 #[test]
 fn every_character_class_encodes_like_the_library() {
     let tokenizer = trained();

@@ -145,7 +145,7 @@ fn expanding_decoders_are_rejected() {
     }
 }
 
-/// Template that adds a special token of `ids` ids.
+/// Template that adds a special token with `ids` ids.
 fn template(single: &[Value], ids: usize) -> Value {
     json!({
         "type": "TemplateProcessing", "single": single, "pair": [],
@@ -245,7 +245,7 @@ fn merges_that_panic_in_the_library_are_rejected() {
     assert_rejected(&model(json!("c"), json!(["a", "é"])), &[field]);
 }
 
-/// Settings that change the ids of a text are ignored.
+/// Checks that settings that would change a text's ids are ignored.
 #[test]
 fn truncation_padding_and_dropout_are_ignored() {
     let folder = changed(|json| {
@@ -363,7 +363,7 @@ fn word_piece_word_length_is_limited() {
     assert_loads(&with_model(&model, &Value::Null, &Value::Null));
 }
 
-/// Without a limit, a thousand such words would take minutes.
+/// Checks the time limit on quadratic models: without it, this text would take minutes.
 #[test]
 fn quadratic_encoding_stops_in_seconds() {
     let [_, (_, mut word_piece), (_, mut unigram), _] = models();
@@ -381,7 +381,7 @@ fn quadratic_encoding_stops_in_seconds() {
     }
 }
 
-/// Dropping the library's trie recurses once per level.
+/// Checks the stack depth of dropping the library's trie, which recurses once per level.
 #[test]
 fn longest_unigram_pieces_do_not_overflow_the_stack() {
     let [_, _, (_, mut model), _] = models();

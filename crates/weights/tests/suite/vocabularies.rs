@@ -271,7 +271,7 @@ fn invalid_models_are_reported_by_field() {
     assert!(error.contains("1025 characters, more than 1024"), "{error}");
 }
 
-/// Damaged bytes and truncated files give an error or a tokenizer that encodes.
+/// Damaged bytes and truncated files yield an error or a working tokenizer.
 #[test]
 fn damaged_models_fail_or_still_encode() {
     let folder = tempfile::tempdir().unwrap();

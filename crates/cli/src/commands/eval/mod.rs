@@ -42,7 +42,7 @@ pub(crate) struct EvalArguments {
     /// seconds, version; numbers that are not finite are the strings Infinity, -Infinity, NaN
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print every protocol with its source, its data and the figures that others published
+    /// Print every protocol with its source, its data and published figures
     #[arg(long)]
     pub(crate) list: bool,
 }
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &EvalArguments, hub: &HubOptions) -> Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints all protocols; with JSON, one per line.
+/// Prints all protocols; as JSON, one object per line.
 fn list(is_json: bool) -> Result<()> {
     listing().iter().try_for_each(|listed| match is_json {
         true => output::write_json(listed),

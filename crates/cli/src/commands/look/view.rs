@@ -125,7 +125,7 @@ impl OpeningArguments {
 
 /// Source of a view's texts.
 pub(crate) trait Input {
-    /// Texts in the form that the view takes.
+    /// Texts in the form that the view expects.
     type Texts;
 
     /// Reads the texts.
@@ -155,7 +155,7 @@ impl Input for OptionalInput {
     }
 }
 
-/// No text, for a view that names its own file.
+/// No text, for a view with its own file option.
 #[derive(Debug, Args)]
 pub(crate) struct NoInput {}
 

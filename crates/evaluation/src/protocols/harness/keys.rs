@@ -1,4 +1,4 @@
-//! Keys of a task file: supported, ignored and rejected ones.
+//! Supported, ignored and rejected keys of a task file.
 
 use std::collections::HashMap;
 use std::fs;
@@ -68,7 +68,7 @@ pub(super) enum FormKey {
     Index(usize),
     Text(String),
     List(Vec<String>),
-    /// Mapping whose values are used, in order.
+    /// Mapping; only its values are used, in order.
     Named(Mapping),
 }
 
@@ -159,7 +159,7 @@ impl Keys {
     }
 }
 
-/// Reads task files and the files that they include, each file once.
+/// Reader for task files and the files they include; reads each file only once.
 #[derive(Default)]
 struct TaskReader {
     read: HashMap<PathBuf, Mapping>,
@@ -248,9 +248,9 @@ mod tests {
         }
     }
 
-    /// Compares the check with the parser on random texts.
+    /// Compares the nesting check with the YAML parser on random texts.
     ///
-    /// libyaml would be slow on nesting that the check misses. A bracket or an indentation can open two
+    /// Nesting that the check misses would make libyaml slow. A bracket or an indentation can open two
     /// levels, as in `[a: b]`, and a key is in its own mapping.
     #[test]
     fn yaml_check_detects_all_nesting() {

@@ -33,7 +33,7 @@ enum Kind {
     Rolling,
 }
 
-/// Name of a metric, and the harness' name of its aggregation.
+/// Name of a metric, and the harness's name for its aggregation.
 type MetricOf = (&'static str, &'static str);
 
 /// Task kinds, with their names and metrics.
@@ -70,9 +70,9 @@ pub(crate) struct HarnessTask {
     excludes: bool,
     /// Examples from the task file itself.
     samples: Option<Vec<Record>>,
-    /// Indices of the examples that may be sampled from the split.
+    /// Indices of the entries in the split that may be sampled as examples.
     indices: Option<Vec<usize>>,
-    /// Files of the evaluated split; `few_shot_data` has the files of the split for examples.
+    /// Files of the evaluated split; `few_shot_data` holds the files of the split with the examples.
     data: Option<Vec<PathBuf>>,
     few_shot_data: Option<Vec<PathBuf>>,
     /// Whether each line of the files is an entry.
@@ -99,7 +99,7 @@ impl HarnessTask {
         extension.is_some_and(|end| end.eq_ignore_ascii_case("yaml") || end.eq_ignore_ascii_case("yml"))
     }
 
-    /// Reads a task file, whose templates are rendered by child processes of `worker`.
+    /// Reads a task file. Child processes of `worker` render its templates.
     pub(crate) fn read(path: &Path, worker: Option<&WorkerProgram>) -> Result<Self, EvaluationError> {
         let keys = Keys::read(path)?;
         let wrong = |what: String| task_file_error(path, what);
@@ -218,7 +218,7 @@ impl HarnessTask {
         }
     }
 
-    /// Whether examples may precede the items.
+    /// Whether few-shot examples can precede the items.
     pub(crate) fn takes_examples(&self) -> bool {
         self.kind != Kind::Rolling
     }
@@ -233,7 +233,7 @@ impl HarnessTask {
         })
     }
 
-    /// Returns the files of the split for examples, if the task file names them.
+    /// Returns the files of the split with the examples, if the task file names them.
     pub(crate) fn few_shot_files(&self) -> Option<&[PathBuf]> {
         self.few_shot_data.as_deref()
     }
@@ -337,7 +337,7 @@ impl HarnessTask {
         }
     }
 
-    /// Builds the item of an entry, after the text `before`.
+    /// Builds the item for an entry, with the text `before` in front.
     fn item(
         &self,
         setting: &Setting<'_>,
@@ -421,11 +421,11 @@ fn form_of(key: &FormKey) -> Option<Form> {
     })
 }
 
-/// Files to evaluate, and files with examples.
+/// Data files to evaluate, and data files with few-shot examples.
 struct Splits {
     data: Option<Vec<PathBuf>>,
     few_shot_data: Option<Vec<PathBuf>>,
-    /// Whether the task file names the split of the examples.
+    /// Whether the task file names the split that contains the examples.
     has_few_shot_split: bool,
     /// Whether a question cannot be its own example.
     excludes: bool,
@@ -435,7 +435,7 @@ impl Splits {
     fn of(path: &Path, keys: &Keys) -> Result<Self, EvaluationError> {
         let evaluated = keys.test_split.as_deref().or(keys.validation_split.as_deref());
         let given = keys.fewshot_config.split.as_deref().or(keys.fewshot_split.as_deref());
-        // The harness compares the names as the file sets them, including unset ones.
+        // Like the harness, compares the names as set in the file; two unset names are equal.
         let excludes = given == keys.test_split.as_deref();
         let has_few_shot_split = given.is_some();
         let few_shot =

@@ -1,4 +1,4 @@
-//! Templates of a task file, in Jinja as lm-evaluation-harness renders it.
+//! Jinja templates of a task file, rendered as in lm-evaluation-harness.
 //!
 //! Templates are untrusted programs. `candle-gpt2-confined` parses them and renders each with one entry
 //! at a time.
@@ -11,7 +11,7 @@ use crate::{DataError, EvaluationError, Record};
 /// Value of a `doc_to_…` key of a task file.
 #[derive(Debug, Clone)]
 pub(super) enum Form {
-    /// Name of a field, or a template.
+    /// Field name or template.
     Text(String),
     /// A number.
     Index(usize),

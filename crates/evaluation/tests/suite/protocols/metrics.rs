@@ -4,10 +4,10 @@ use candle_gpt2_evaluation::{
     ChoiceResult, ItemResult, Metric, Predicted, StderrKind, Totals, named, protocols,
 };
 
-/// Rounding error of a few operations.
+/// Tolerance for the rounding errors of a few operations.
 const ROUNDING: f64 = 1e-12;
 
-/// Creates a choice from its log-probability, tokens and characters, with two bytes per character.
+/// Creates a choice from a log-probability and token and character counts, at two bytes per character.
 fn choice(logprob: f64, tokens: usize, characters: usize) -> ChoiceResult {
     let (bytes, squares) = (2 * characters, logprob.powi(2));
     ChoiceResult { logprob, tokens, characters, bytes, squares, ..ChoiceResult::default() }
@@ -146,7 +146,7 @@ fn page_metrics_are_per_word_and_per_byte() {
     assert_metric(&metrics, "bits_per_byte", 0.5 / 2.0_f64.ln(), 200);
 }
 
-/// Last lines of the script: each window's mean loss, weighted by its number of labels minus one.
+/// Weights each window's mean loss by its number of labels minus one, like the end of the script.
 fn hf_script(windows: &[(f64, usize, usize)]) -> f64 {
     let mut nll_sum = 0.0;
     let mut n_tokens = 0;
@@ -201,7 +201,7 @@ fn megatron_perplexity_is_adjusted_and_capped_at_exp_20() {
     assert_eq!(names(&one_word), ["perplexity"]);
 }
 
-/// Compares with the last lines of llama.cpp's tool.
+/// Checks the standard error against the formula at the end of llama.cpp's tool.
 #[test]
 fn llama_cpp_stderr_treats_tokens_as_independent() {
     let squares = |choice: ChoiceResult, squares| ChoiceResult { squares, ..choice };
@@ -233,7 +233,7 @@ fn text_bits_are_reported_per_unit() {
     assert_eq!(metrics[5].stderr, None);
 }
 
-/// Without items there are no metrics, and no NaN values.
+/// Checks that without items there are no metrics, rather than NaN values.
 #[test]
 fn zero_items_yield_no_metrics() {
     for protocol in protocols() {

@@ -1,4 +1,4 @@
-//! Names of protocols, their numbers and their published results.
+//! Protocol names, their numeric parameters and their published results.
 
 use std::collections::HashSet;
 

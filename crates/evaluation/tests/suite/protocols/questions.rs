@@ -4,7 +4,7 @@ use candle_gpt2_evaluation::{Data, Item, Prepared};
 
 use super::{Model, N_POSITIONS, choices, data, gold, only_sequence, owned};
 
-/// Returns the shared context with each ending.
+/// Returns the shared context followed by each ending.
 fn continuations(context: &str, endings: &[&str]) -> Vec<(String, String)> {
     endings.iter().map(|ending| (context.to_owned(), (*ending).to_owned())).collect()
 }
@@ -200,7 +200,7 @@ fn llama_cpp_encodes_special_token_names_as_text() {
     assert_eq!(model.text(&ids("hellaswag:llama.cpp")), "The king <|endoftext|> a");
 }
 
-/// One item whose context is too long, between two short ones.
+/// Three items; only the context of the middle one is too long.
 fn with_a_long_context(words: usize) -> String {
     let line = |goal: &str| {
         format!(

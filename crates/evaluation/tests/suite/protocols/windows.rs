@@ -30,7 +30,7 @@ fn sequences(prepared: &Prepared) -> Vec<&Sequence> {
     prepared.items.iter().flat_map(choices).flat_map(|choice| &choice.sequences).collect()
 }
 
-/// Checks that the sequences are these windows of `ids`, each after the optional `prefix`.
+/// Checks that the sequences are these windows of `ids`, each preceded by the optional `prefix`.
 ///
 /// A window is the range of tokens that are read, and the range of tokens that are scored.
 #[track_caller]
@@ -123,7 +123,7 @@ fn hub_rows_and_pages_equal_the_raw_file() {
     assert_eq!(from_pages.items, model.prepare("wikitext:lm-eval", "wiki.test.raw", &text).items);
 }
 
-/// The loop of transformers' documentation: windows, with their numbers of targets.
+/// Reimplements the loop in transformers' documentation: windows with their target counts.
 fn hf_script(seq_len: usize, stride: usize) -> Vec<(Range<usize>, usize)> {
     let mut windows = Vec::new();
     let mut prev_end_loc = 0;

@@ -14,7 +14,7 @@ use crate::common::{Reply, Running, request, start, start_with};
 struct Case {
     bytes: Vec<u8>,
     status: u16,
-    /// Field that the answer names, or part of its message.
+    /// Field named in the answer, or part of its message.
     names: String,
     closes_sending: bool,
 }
@@ -23,7 +23,7 @@ fn case(bytes: impl Into<Vec<u8>>, status: u16, names: &str) -> Case {
     Case { bytes: bytes.into(), status, names: names.into(), closes_sending: false }
 }
 
-/// Description of a wrong answer, or `None` if the answer is right.
+/// Describes what is wrong with the answer; `None` if it is right.
 fn fault(server: &Running, case: &Case) -> Option<String> {
     let mut client = server.connect();
     client.send(&case.bytes);
@@ -54,7 +54,7 @@ fn check(server: &Running, cases: &[Case]) -> usize {
     cases.len()
 }
 
-/// Invalid heads.
+/// Requests with an invalid request line or invalid headers.
 fn heads() -> Vec<Case> {
     let plain = "plain HTTP/1.1";
     let mut cases: Vec<Case> = [
@@ -113,7 +113,7 @@ fn heads() -> Vec<Case> {
     cases
 }
 
-/// Host names, origins, methods and paths.
+/// Requests with invalid host names, origins, methods and paths.
 fn targets() -> Vec<Case> {
     let get = |path: &str, lines: &[&str]| request("GET", path, lines, b"");
     let mut cases = vec![
@@ -289,7 +289,7 @@ fn hostile_requests_get_the_right_status_and_message() {
     assert!(count >= 200, "{count} requests");
 }
 
-/// Senders that drip bytes, within the timeouts and beyond them.
+/// Clients send single bytes slowly, some within the timeouts and some beyond them.
 #[test]
 fn slow_senders_are_bounded_by_the_timeouts() {
     let server = start();
@@ -318,7 +318,7 @@ fn slow_senders_are_bounded_by_the_timeouts() {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// Proxies and servers disagree about which of the two lengths counts (request smuggling).
+/// Request smuggling: proxies and servers disagree about which of the two lengths counts.
 ///
 /// This server uses the chunks and never treats the bytes after them as another request.
 #[test]

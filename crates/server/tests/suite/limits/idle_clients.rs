@@ -1,4 +1,4 @@
-//! Clients that occupy capacity without using it must not lock out others or exceed the limits.
+//! Clients that occupy capacity without using it; they must not lock out others or exceed limits.
 
 use std::net::TcpStream;
 use std::thread;
@@ -12,7 +12,7 @@ use crate::common::{
     Client, LONG, PATIENCE, Running, json_request, long, long_stream, request, start, start_model, start_with,
 };
 
-/// Connects `count` clients, each of which sends `bytes`.
+/// Connects `count` clients and sends `bytes` from each.
 fn crowd(server: &Running, count: usize, bytes: &[u8]) -> Vec<Client<TcpStream>> {
     let connect = |_| {
         let mut client = server.connect();
@@ -22,7 +22,7 @@ fn crowd(server: &Running, count: usize, bytes: &[u8]) -> Vec<Client<TcpStream>>
     (0..count).map(connect).collect()
 }
 
-/// Disables the timeouts for idle clients, so no response can depend on their expiry.
+/// Disables the timeouts for idle clients so that they cannot affect any response.
 fn without_timeouts(options: &mut ServerOptions) {
     let timeouts = &mut options.timeouts;
     (timeouts.header, timeouts.body, timeouts.idle) = (FOREVER, FOREVER, FOREVER);
@@ -69,7 +69,7 @@ fn dripping<R>(clients: &mut [Client<TcpStream>], work: impl FnOnce() -> R) -> R
     })
 }
 
-/// Silent clients, half-sent heads and answered connections share 64 slots.
+/// Fills all 64 slots with silent clients, half-sent heads and answered connections.
 #[test]
 fn idle_clients_do_not_lock_out_others() {
     let server = start_with(|options| {
@@ -108,7 +108,7 @@ fn longest_idle_connection_is_evicted() {
     assert_eq!(first.reply().status, 200);
 }
 
-/// If no connection is idle, the server answers health checks and reports otherwise that it is busy.
+/// If no connection is idle, the server answers only health checks and returns 503 otherwise.
 #[test]
 fn server_with_all_connections_busy_returns_503() {
     let server = start_long(|options| {
@@ -153,7 +153,7 @@ fn slow_uploads_do_not_block_other_requests() {
     }
 }
 
-/// Uploads that announce more than the memory budget; the slowest are evicted and receive an error.
+/// Starts uploads that exceed the memory budget; the slowest are evicted and receive an error.
 #[test]
 fn slow_uploads_lose_their_memory_to_new_requests() {
     let server = start_with(without_timeouts);
@@ -175,7 +175,7 @@ fn slow_uploads_lose_their_memory_to_new_requests() {
     assert_eq!((reply.header("retry-after"), reply.header("connection")), (Some("1"), Some("close")));
 }
 
-/// Well-behaved uploads that together exceed the memory budget complete.
+/// Fast uploads all complete, even if together they exceed the memory budget.
 ///
 /// The bodies are not JSON, so parsing them takes no time.
 #[test]
@@ -199,7 +199,7 @@ fn uploads_waiting_for_memory_complete() {
     });
 }
 
-/// Request to analyze a text long enough to take a while.
+/// Request that analyzes a long text, which takes a while.
 fn long_analysis(tokens: usize) -> Vec<u8> {
     let ids: Vec<usize> = (0..tokens).map(|index| 1 + index % 299).collect();
     json_request("/look/next", &json!({ "prompt": ids }))

@@ -14,7 +14,7 @@ use crate::subject::Subject;
 
 /// Tokens per row.
 const ROW: usize = 64;
-/// Number of rows whose loss is measured again for each ablation.
+/// Number of rows on which each ablation's loss is measured.
 const ABLATED_ROWS: usize = 10;
 
 /// Loss of every token but the first, in nats, with edits applied.
@@ -26,7 +26,7 @@ pub(crate) fn losses(subject: &Subject, ids: &[u32], edits: &mut [Edit]) -> Resu
     Ok(ids[1..].iter().zip(&logprobs).map(|(next, of)| -of[*next as usize]).collect())
 }
 
-/// Head with the highest score in some layers, except for the heads in `without`.
+/// Head with the highest score in the given layers, excluding the heads in `without`.
 fn best(
     scores: &PerHead,
     layers: std::ops::Range<usize>,
@@ -44,7 +44,7 @@ fn without(heads: &[(usize, usize)]) -> Result<Vec<Edit>> {
         .collect()
 }
 
-/// Measures rows of random tokens, and returns the figures and the heads that were found.
+/// Measures rows of random tokens, and returns the measurements and the heads found.
 pub(crate) fn random_rows(subject: &Subject, count: usize) -> Result<(Vec<Figure>, Value)> {
     let model = subject.loaded.model();
     let config = model.config();

@@ -1,4 +1,4 @@
-//! Runs of words that texts share with the training text.
+//! Search for runs of words that texts share with the training text.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -7,7 +7,7 @@ use std::ops::Range;
 /// Minimum length of a run, in words.
 const RUN: usize = 16;
 
-/// Texts, and the runs of at least 16 words that other texts share with them.
+/// Texts, and the runs of at least 16 words that they share with the training text.
 pub(crate) struct Copies<'a> {
     texts: Vec<Vec<&'a str>>,
     /// Positions of each sequence of 16 words: index of the text and index of the first word.
@@ -58,14 +58,14 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// Fraction of some texts that have a run in their first `words` words.
+    /// Fraction of the given texts that have a run in their first `words` words.
     pub(crate) fn share(&self, texts: Range<usize>, words: usize) -> f64 {
         let total = texts.len().max(1) as f64;
         let with_run = self.found[texts].iter().flatten().filter(|(_, end)| *end <= words);
         with_run.count() as f64 / total
     }
 
-    /// Length of the longest run of some texts, in words.
+    /// Length of the longest run in the given texts, in words.
     pub(crate) fn longest(&self, texts: Range<usize>) -> usize {
         self.found[texts].iter().flatten().map(|(longest, _)| *longest).max().unwrap_or(0)
     }

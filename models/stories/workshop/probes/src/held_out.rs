@@ -1,4 +1,4 @@
-//! Held-out stories: bits per byte next to a 5-gram and gzip, and compressed size relative to xz.
+//! Held-out stories: bits per byte compared with a 5-gram model and gzip, and size relative to xz.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! Learning history: every checkpoint kept during training, measured with few prompts.
+//! Learning history: measurements of every checkpoint kept during training, with few prompts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ fn kept_steps(training: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(steps)
 }
 
-/// Rounds to the digits that a picture shows.
+/// Rounds to the number of digits that a picture shows.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }

@@ -114,7 +114,7 @@ impl Data {
         Ok(texts.concat())
     }
 
-    /// Texts of the lessons that contain stories, as the model was trained on them.
+    /// Texts of the lessons that contain stories, in the form that the model was trained on.
     fn trained(&self) -> impl Iterator<Item = Result<String>> {
         let lessons = Lesson::ALL.into_iter().filter(|(_, lesson)| *lesson != Lesson::Rows);
         lessons.flat_map(|(name, _)| texts(&self.corpus.join(format!("{name}.jsonl"))))
@@ -136,11 +136,11 @@ struct Report {
     /// Rows of random tokens
     #[arg(long, value_name = "N", default_value_t = 50)]
     rows: usize,
-    /// Completions that are checked
+    /// Number of completions to check
     #[arg(long, value_name = "N", default_value_t = 500)]
     samples: usize,
-    /// Also print the largest loss of any fraction since this report: that of the weights before they were
-    /// rounded
+    /// Also print the largest drop of any fraction since this report, such as one made before the weights
+    /// were rounded
     #[arg(long, value_name = "FILE")]
     against: Option<PathBuf>,
     /// Also write the report as JSON to this file
@@ -152,7 +152,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| path.display().to_string())
 }
 
-/// Reads the stories of a file, which are separated by `<|endoftext|>`.
+/// Reads the stories of a file; `<|endoftext|>` separates them.
 fn stories(path: &Path) -> Result<Vec<String>> {
     let text = read(path)?;
     let stories = text.split("<|endoftext|>").map(str::trim).filter(|story| !story.is_empty());
@@ -254,7 +254,7 @@ fn one_token(subject: &Subject) -> Result<f64> {
     Ok(lengths.iter().filter(|length| **length == 1).count() as f64 / words.len() as f64)
 }
 
-/// Largest decrease of any fraction with a lower bound since a report.
+/// Largest decrease since a report among the fractions with a lower bound.
 fn most_lost(figures: &[Figure], before: &Value) -> f64 {
     let checks = before["checks"].as_array().map_or(&[][..], Vec::as_slice);
     let lost = figures.iter().filter(|figure| figure.is_fraction()).filter_map(|figure| {

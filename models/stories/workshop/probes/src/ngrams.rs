@@ -17,14 +17,14 @@ pub(crate) struct KneserNey {
     /// For the longest sequences these are frequencies. For the others they are continuation counts, the
     /// numbers of distinct tokens that precede a sequence.
     counts: Vec<Vec<(u64, u32)>>,
-    /// Discount of the counts of each length, in favor of shorter sequences.
+    /// Discount on the counts of each length, which favors shorter sequences.
     discounts: Vec<f64>,
     vocab_size: usize,
 }
 
 /// Key of the sequence that ends at `place`.
 ///
-/// A document begins with the end token of another one, which also fills the positions before it.
+/// A document begins with an end token, which also fills the positions before the document.
 fn key(ids: &[u32], place: usize) -> u64 {
     (0..ORDER).rev().fold(0, |key, back| key << BITS | u64::from(ids[place.saturating_sub(back)]))
 }
@@ -35,7 +35,7 @@ fn last(key: u64, tokens: usize) -> u64 {
 }
 
 impl KneserNey {
-    /// Counts the token sequences of documents, each of which begins with an end token.
+    /// Counts the token sequences of documents; each document begins with an end token.
     pub(crate) fn new(documents: &[Vec<u32>], vocab_size: usize) -> Result<Self> {
         ensure!(
             vocab_size <= 1 << BITS,

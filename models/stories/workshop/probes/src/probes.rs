@@ -76,7 +76,7 @@ fn first_tokens(subject: &Subject, continuations: &[String]) -> Result<Vec<usize
     continuations.iter().map(|text| Ok(subject.first_token(text)? as usize)).collect()
 }
 
-/// Highest logit of the answers, and highest logit of the others.
+/// Highest logit among the answers, and highest logit among the incorrect continuations.
 fn best_logits(subject: &Subject, probe: &Probe) -> Result<[f32; 2]> {
     let logits = logits(subject, &subject.prompt(&probe.prompt)?)?;
     let best = |continuations: &[String]| -> Result<f32> {
@@ -94,7 +94,7 @@ fn is_continued(subject: &Subject, probe: &Probe) -> Result<bool> {
     let logits =
         run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?.squeeze(0)?.to_dtype(DType::F32)?;
     let best = logits.argmax(1)?.to_vec1::<u32>()?;
-    // The prompt's tokens are a prefix of the whole: an answer begins with a space or follows a quotation
-    // mark.
+    // The prompt's tokens are a prefix of all tokens, because an answer begins with a space or follows a
+    // quotation mark.
     Ok((prompt.len()..whole.len()).all(|place| best[place - 1] == whole[place]))
 }

@@ -1,4 +1,4 @@
-//! Completions with the model's default settings: quotation marks, copied text and unwanted words.
+//! Measures completions at default settings: closed quotation marks, copied text, unwanted words.
 
 use anyhow::Result;
 use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request};
@@ -12,9 +12,9 @@ use crate::subject::Subject;
 const TOKENS: usize = 300;
 /// Batch size.
 const BATCH: usize = 8;
-/// Number of words of a held-out story that open a completion.
+/// Number of words of a held-out story that a completion opens with.
 const OPENING_WORDS: usize = 4;
-/// Number of words in which copies are counted, about 120 tokens.
+/// Number of words to search for copied text, about 120 tokens.
 const COMPARED_WORDS: usize = 95;
 
 /// Openings that users type.

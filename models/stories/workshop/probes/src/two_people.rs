@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::probes::of_kind;
 
-    /// Few prompts, as in the model card.
+    /// Uses few prompts, as in the model card.
     #[test]
     fn built_in_model_copies_names_and_follows_the_second_mention() {
         let subject = Subject::open(Path::new("built-in")).unwrap();

@@ -1,4 +1,4 @@
-//! `story-probes page`: the page for the shipped model's history equals the picture in the book.
+//! Test of `story-probes page`: the shipped model's history gives the picture in the book.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

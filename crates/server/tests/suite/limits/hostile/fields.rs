@@ -4,7 +4,7 @@ use super::super::JSON;
 use super::{Case, case};
 use crate::common::request;
 
-/// Invalid fields of completions.
+/// Completion requests with invalid fields.
 pub(super) fn completion_cases() -> Vec<Case> {
     let invalid = [
         (r#""prompt":1"#, "prompt"),
@@ -115,7 +115,7 @@ pub(super) fn completion_cases() -> Vec<Case> {
     cases
 }
 
-/// Invalid bodies of the other routes.
+/// Invalid bodies for the other routes.
 pub(super) fn other_cases() -> Vec<Case> {
     let post = |path: &str, body: &str| request("POST", path, &[JSON], body.as_bytes());
     vec![
