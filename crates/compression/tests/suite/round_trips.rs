@@ -103,9 +103,9 @@ fn long_inputs_round_trip_in_several_streams() {
 #[test]
 fn file_size_is_close_to_the_cross_entropy() {
     let text = &MODEL_CARD[..MODEL_CARD.floor_char_boundary(6000)];
-    // A score uses keys and values in full precision.
+    // A score uses keys and values in full precision. In q8, the two passes would round some activations differently.
     let model = load(&ModelOptions {
-        dtype: Some(WeightDType::Q8),
+        dtype: Some(WeightDType::F32),
         kv_dtype: Some(KvDType::F32),
         ..ModelOptions::default()
     });
