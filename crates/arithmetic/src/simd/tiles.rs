@@ -319,7 +319,8 @@ mod tests {
         pub(super) static IS_CONFIGURED: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Bytes at their limits and in between, which differ in every row, column and input.
+    /// Returns bytes at their limits and in between, which differ in every row, column and input.
+    #[expect(clippy::cast_possible_truncation, reason = "remainders of 255 and 256 are bytes")]
     fn operands() -> ([ByteGroup; TILE_ROWS], ByteLines) {
         let mut rows = [ByteGroup::default(); TILE_ROWS];
         for (index, row) in rows.iter_mut().enumerate() {

@@ -119,9 +119,10 @@ fn file_size_is_close_to_the_cross_entropy() {
     let bits = scored.loss / std::f64::consts::LN_2 * (ids.len() - 1) as f64;
     for (index, size) in sizes.iter().enumerate() {
         let expected = -scored.logprobs[index + 1].unwrap() / std::f64::consts::LN_2;
-        // Exponentials are rounded to 2⁻³⁰ of the largest, and every token has one extra unit of 2⁻³².
+        // Exponentials are rounded to 2⁻³⁰ of the largest, and every token has one extra unit of 2⁻³². The two
+        // passes sum attention in different orders, so their logits of up to 20 differ by a few units of 2⁻²⁰.
         let difference = (-size.bits).exp2() - (-expected).exp2();
-        assert!(difference.abs() < 2e-9 + 1e-6 * (-expected).exp2(), "{index}: {} for {expected}", size.bits);
+        assert!(difference.abs() < 2e-9 + 2e-5 * (-expected).exp2(), "{index}: {} for {expected}", size.bits);
     }
     let tokens: f64 = sizes.iter().map(|size| size.bits).sum();
     assert!((summary.model_bits - tokens).abs() < 1e-6 * tokens);
