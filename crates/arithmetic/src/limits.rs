@@ -8,6 +8,7 @@
 //! let sets = limits::instruction_sets(); // slowest first, such as ["portable", "avx2", "avx512"]
 //! assert_eq!(sets.last(), Some(&limits::instruction_set()));
 //! assert!(!limits::choose_instruction_set("unknown"));
+//! assert!(!limits::are_tiles_refused() || !sets.contains(&"amx"));
 //! assert!(limits::multiply_adds(1_000_000) > 0);
 //! assert_eq!(limits::read(&vec![0.5; 1 << 16]), 32_768.);
 //! ```
