@@ -1,6 +1,8 @@
 // Tests of the server's page.
+// GPT2_WRITE_PICTURES=1 also writes the README's picture of the page.
 import { writeFileSync } from "node:fs";
-import { ENDLESS, expect, Gpt2Page, Server, test } from "./support.mjs";
+import { join } from "node:path";
+import { ENDLESS, ROOT, expect, Gpt2Page, Server, test } from "./support.mjs";
 
 test("the page opens with a text and its attention", async ({ gpt2 }) => {
   await expect(gpt2.page).toHaveTitle("built-in · gpt2");
@@ -9,6 +11,18 @@ test("the page opens with a text and its attention", async ({ gpt2 }) => {
   await gpt2.click("picker-open");
   await expect(gpt2.at("models").getByRole("button")).toHaveText("built-in");
   await expect(gpt2.at("model-file")).toBeHidden();
+});
+
+test("a text and its attention fit on one screen", async ({ gpt2, page }) => {
+  await page.setViewportSize({ width: 1200, height: 760 });
+  await gpt2.generate({ prompt: "One day, Mia had a red ball and Tom had a blue ball.", seed: 7, "max-new-tokens": 60 });
+  await gpt2.looked();
+  await page.getByText("More settings").click();
+  await page.evaluate(() => scrollTo(0, 0));
+  await expect(gpt2.at("text")).toBeInViewport({ ratio: 0.5 });
+  await expect(gpt2.find("#report")).toBeInViewport({ ratio: 0.3 });
+  // Fonts differ between machines, so the picture is not compared.
+  if (process.env.GPT2_WRITE_PICTURES) await page.screenshot({ path: join(ROOT, "docs/src/pictures/page.png") });
 });
 
 test("a length beyond the context is limited to the context", async ({ gpt2, server }) => {
