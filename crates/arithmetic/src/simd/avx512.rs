@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::job::{F32Job, Job, Simd};
-use super::tiles::{ByteProducts, NO_SUMS, Pairs, TILE_ROWS as AMX_ROWS};
+use super::tiles::{ByteProducts, Pairs, TILE_ROWS as AMX_ROWS};
 use super::vectors::{
     BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET, TileJob, Vectors, Work, tile_height,
 };
@@ -361,8 +361,7 @@ impl<B: ByteProducts> Simd for Avx512<B> {
                 && let Some(tile) = rows.first_chunk::<AMX_ROWS>()
             {
                 for panel in 0..PANELS {
-                    let mut products = NO_SUMS;
-                    self.0.multiply(tile, panels[panel], &mut products);
+                    let products = self.0.multiply(tile, panels[panel]);
                     for row in 0..ROWS {
                         let start = _mm512_set1_epi32(rows[row].start(offset));
                         let products = _mm512_loadu_si512(products[row].0.as_ptr().cast());

@@ -6,6 +6,7 @@
 
 #![expect(unsafe_code, reason = "only inline assembly can use tiles in stable Rust")]
 
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 use super::vectors::{BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Line, pack_quad};
@@ -21,7 +22,7 @@ const SUMS: usize = 2;
 pub(crate) type TileSums = [Line<[i32; LANES]>; TILE_ROWS];
 
 /// Sums that are all zero.
-pub(super) const NO_SUMS: TileSums = [Line([0; LANES]); TILE_ROWS];
+const NO_SUMS: TileSums = [Line([0; LANES]); TILE_ROWS];
 
 /// Operand of `ldtilecfg`: the rows of each tile, and the bytes in a row.
 #[repr(C, align(64))]
@@ -65,7 +66,9 @@ pub(crate) trait ByteProducts: Copy {
     ///
     /// `w` are the weights with their offset, and `x` are the row's integers.
     #[inline(always)]
-    fn multiply(self, _: &[ByteGroup; TILE_ROWS], _: &ByteLines, _: &mut TileSums) {}
+    fn multiply(self, _: &[ByteGroup; TILE_ROWS], _: &ByteLines) -> TileSums {
+        NO_SUMS
+    }
 }
 
 /// Products in pairs of 16 bits.
@@ -120,7 +123,7 @@ impl Availability {
             }
             // Few machines run the tests on tiles, so each process compares one product with the model.
             let amx = Amx(());
-            if computes_like_model(amx) { Self::Usable(amx) } else { Self::Refused }
+            if computes_like_model(amx, &mixed_operands()) { Self::Usable(amx) } else { Self::Refused }
         })
     }
 }
@@ -152,8 +155,8 @@ fn is_permitted() -> bool {
     false
 }
 
-/// Compares one product with that of [`Model`].
-fn computes_like_model<T: ByteProducts>(tiles: T) -> bool {
+/// Returns bytes without a pattern.
+fn mixed_operands() -> ([ByteGroup; TILE_ROWS], ByteLines) {
     let mut rows = [ByteGroup::default(); TILE_ROWS];
     let mut weights: ByteLines = [[0; BYTE_INPUTS * LANES]; BYTE_LINES];
     let mut value = 0u8;
@@ -165,12 +168,19 @@ fn computes_like_model<T: ByteProducts>(tiles: T) -> bool {
         row.quants = std::array::from_fn(|_| pack_quad(std::array::from_fn(|_| next().cast_signed())));
     }
     weights.as_flattened_mut().fill_with(next);
-    let (mut sums, mut expected) = (NO_SUMS, NO_SUMS);
+    (rows, weights)
+}
+
+/// Compares one product with that of [`Model`].
+fn computes_like_model<T: ByteProducts>(
+    tiles: T,
+    (rows, weights): &([ByteGroup; TILE_ROWS], ByteLines),
+) -> bool {
     tiles.configure();
-    tiles.multiply(&rows, &weights, &mut sums);
+    let sums = tiles.multiply(rows, weights);
     tiles.release();
     Model.configure();
-    Model.multiply(&rows, &weights, &mut expected);
+    let expected = Model.multiply(rows, weights);
     sums.iter().zip(&expected).all(|(sums, expected)| sums.0 == expected.0)
 }
 
@@ -201,9 +211,11 @@ impl ByteProducts for Amx {
     }
 
     #[inline(always)]
-    fn multiply(self, rows: &[ByteGroup; TILE_ROWS], weights: &ByteLines, sums: &mut TileSums) {
+    fn multiply(self, rows: &[ByteGroup; TILE_ROWS], weights: &ByteLines) -> TileSums {
+        let mut sums = MaybeUninit::<TileSums>::uninit();
         // SAFETY: `self` proves that the processor has tiles. With the sizes of `CONFIG`, the loads read the
-        // first 32 bytes of each of 16 groups and 8 lines of 64 bytes, and the store writes 16 rows of 64 bytes.
+        // first 32 bytes of each of 16 groups and 8 lines of 64 bytes, and the store writes all 16 rows of 64
+        // bytes of the sums.
         unsafe {
             std::arch::asm!(
                 "tileloadd tmm0, [{rows} + {group_bytes}]",
@@ -221,6 +233,7 @@ impl ByteProducts for Amx {
                 out("tmm2") _,
                 options(nostack, preserves_flags),
             );
+            sums.assume_init()
         }
     }
 }
@@ -293,7 +306,7 @@ impl ByteProducts for Model {
         tests::IS_CONFIGURED.set(false);
     }
 
-    fn multiply(self, rows: &[ByteGroup; TILE_ROWS], weights: &ByteLines, sums: &mut TileSums) {
+    fn multiply(self, rows: &[ByteGroup; TILE_ROWS], weights: &ByteLines) -> TileSums {
         #[cfg(test)]
         assert!(tests::IS_CONFIGURED.get(), "tiles are multiplied before they are configured");
         let bytes = rows.map(|row| row.quants.map(i32::to_le_bytes));
@@ -301,9 +314,8 @@ impl ByteProducts for Model {
         let b = ModelTile::load(WEIGHTS, |line| &weights[line]);
         let mut products = ModelTile::zero(SUMS);
         products.add_products(&a, &b);
-        for row in 0..TILE_ROWS {
-            sums[row].0 = std::array::from_fn(|column| i32::from_le_bytes(products.quad(row, column)));
-        }
+        let sum = |row, column| i32::from_le_bytes(products.quad(row, column));
+        std::array::from_fn(|row| Line(std::array::from_fn(|column| sum(row, column))))
     }
 }
 
@@ -340,9 +352,8 @@ mod tests {
     #[test]
     fn tiles_sum_the_products_of_each_row_and_output() {
         let (rows, weights) = operands();
-        let mut sums = NO_SUMS;
         Model.configure();
-        Model.multiply(&rows, &weights, &mut sums);
+        let sums = Model.multiply(&rows, &weights);
         for row in 0..TILE_ROWS {
             for output in 0..LANES {
                 let mut expected = 0;
@@ -359,18 +370,9 @@ mod tests {
     /// Compares the processor with the model where it has tiles; elsewhere only the model runs.
     #[test]
     fn the_processor_computes_like_the_model() {
-        assert!(computes_like_model(Model));
+        assert!(computes_like_model(Model, &operands()));
         match Availability::detect() {
-            Availability::Usable(amx) => {
-                let (rows, weights) = operands();
-                let (mut sums, mut expected) = (NO_SUMS, NO_SUMS);
-                amx.configure();
-                amx.multiply(&rows, &weights, &mut sums);
-                amx.release();
-                Model.configure();
-                Model.multiply(&rows, &weights, &mut expected);
-                assert!(sums.iter().zip(&expected).all(|(sums, expected)| sums.0 == expected.0));
-            }
+            Availability::Usable(amx) => assert!(computes_like_model(amx, &operands())),
             Availability::Refused => {
                 assert!(!is_permitted(), "the processor's tiles do not compute like the model");
             }
