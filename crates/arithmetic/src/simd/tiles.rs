@@ -214,8 +214,7 @@ impl ByteProducts for Amx {
     fn multiply(self, rows: &[ByteGroup; TILE_ROWS], weights: &ByteLines) -> TileSums {
         let mut sums = MaybeUninit::<TileSums>::uninit();
         // SAFETY: `self` proves that the processor has tiles. With the sizes of `CONFIG`, the loads read the
-        // first 32 bytes of each of 16 groups and 8 lines of 64 bytes, and the store writes all 16 rows of 64
-        // bytes of the sums.
+        // first 32 bytes of each of 16 groups, and 8 lines of 64 bytes. The store writes all of the sums.
         unsafe {
             std::arch::asm!(
                 "tileloadd tmm0, [{rows} + {group_bytes}]",

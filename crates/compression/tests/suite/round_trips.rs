@@ -99,7 +99,9 @@ fn long_inputs_round_trip_in_several_streams() {
     }
 }
 
-/// Text whose tokens get the same bits in both passes of a q8 model; rounding makes a few others differ by 1e-4.
+/// Text whose tokens get the same bits in both passes of a q8 model.
+///
+/// In other texts, rounding makes the probabilities of a few tokens differ by 1e-4 of their values.
 const SCORED: &str = include_str!("../scored.txt");
 
 /// A file exceeds the cross-entropy of the same windows by at most 2% plus the format's overhead.
