@@ -14,17 +14,40 @@
 use std::mem;
 use std::sync::Arc;
 
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_attention::Placement;
 use candle_gpt2_kernels::{Recording, expect_ids, prepared, using};
 
-use crate::steps::{Step, StepMemory, StepRecorder};
+use crate::steps::{Step, StepMemory, StepRecorder, Steps};
 use crate::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 
 /// Number of steps per cache that run before recording begins.
 ///
 /// Most caches of a beam search do not live longer than this, so recording them would be wasted.
 const UNRECORDED_STEPS: usize = 2;
+
+/// GPU work that can be replayed; tests replace it with a fake.
+trait Replay: Sized {
+    /// Records `work`, see [`Recording::of`].
+    ///
+    /// # Safety
+    /// Same as [`Recording::of`].
+    unsafe fn of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<Self>>;
+
+    /// Replays the work, see [`Recording::replay`].
+    fn replay(&mut self) -> Result<()>;
+}
+
+impl Replay for Recording {
+    unsafe fn of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
+        // SAFETY: both functions have the same contract, and the caller upholds it.
+        unsafe { Recording::of(device, work) }
+    }
+
+    fn replay(&mut self) -> Result<()> {
+        self.replay()
+    }
+}
 
 impl StepMemory {
     fn set(&self, ids: &Tensor, positions: &Tensor) -> Result<()> {
@@ -48,8 +71,24 @@ impl StepRecorder {
         if !ids.device().is_cuda() || !is_step(model, ids, logits_for, cache, pass) {
             return Ok(None);
         }
+        let mut steps = mem::take(&mut cache.steps);
+        let logits = self.advance(model, ids, cache, &mut steps);
+        cache.steps = steps;
+        logits
+    }
+
+    /// Computes the logits of a step that can be recorded, and advances the cache and its recordings.
+    ///
+    /// Returns `None` if the caller should compute this step as usual; the cache is then unchanged.
+    fn advance<R: Replay>(
+        &self,
+        model: &Gpt2LMHeadModel,
+        ids: &Tensor,
+        cache: &mut Gpt2Cache,
+        steps: &mut Steps<R>,
+    ) -> Result<Option<Tensor>> {
         let tokens = ids.dim(D::Minus1)?;
-        match cache.steps.of_mut(tokens) {
+        match steps.of_mut(tokens) {
             None | Some(Step::Never(_)) => return Ok(None),
             Some(Step::Counted(steps)) if *steps < UNRECORDED_STEPS => {
                 *steps += 1;
@@ -58,7 +97,7 @@ impl StepRecorder {
             Some(_) => {}
         }
         using(ids.device(), || expect_ids(ids, model.config().vocab_size))?;
-        let step = cache.steps.of_mut(tokens).map(mem::take).unwrap_or_default();
+        let step = steps.of_mut(tokens).map(mem::take).unwrap_or_default();
         let (logits, step) = match self.next(model, ids, cache, step) {
             Ok(computed) => computed,
             // `mem::take` left the default in place, so counting restarts.
@@ -69,7 +108,7 @@ impl StepRecorder {
                 (None, Step::Never(error.to_string().lines().next().unwrap_or_default().to_owned()))
             }
         };
-        if let Some(slot) = cache.steps.of_mut(tokens) {
+        if let Some(slot) = steps.of_mut(tokens) {
             *slot = step;
         }
         if logits.is_some() {
@@ -82,13 +121,13 @@ impl StepRecorder {
     ///
     /// Returns no logits if the step should be recorded but other threads use the device. Does not change the
     /// cache's lengths.
-    fn next(
+    fn next<R: Replay>(
         &self,
         model: &Gpt2LMHeadModel,
         ids: &Tensor,
         cache: &mut Gpt2Cache,
-        step: Step,
-    ) -> Result<(Option<Tensor>, Step)> {
+        step: Step<R>,
+    ) -> Result<(Option<Tensor>, Step<R>)> {
         let device = ids.device();
         let (rows, tokens) = ids.dims2()?;
         let counted = |position: usize| u32::try_from(position).map_err(candle_core::Error::wrap);
@@ -106,7 +145,7 @@ impl StepRecorder {
                 // SAFETY: Only models with this mark replay the recording, and they own the weights. Only
                 // this cache replays it, and it owns the layers and this memory. A step uploads shapes and
                 // strides, and no tensor leaves the closure.
-                match unsafe { Recording::of(device, step)? } {
+                match unsafe { R::of(device, step)? } {
                     Some(recording) => (recording, memory),
                     None => return Ok((None, Step::Prepared(memory))),
                 }
@@ -121,13 +160,13 @@ impl StepRecorder {
     }
 
     /// Computes a step with the same kernels that the recording will use.
-    fn prepare(
+    fn prepare<R>(
         &self,
         model: &Gpt2LMHeadModel,
         ids: &Tensor,
         positions: Tensor,
         cache: &mut Gpt2Cache,
-    ) -> Result<(Option<Tensor>, Step)> {
+    ) -> Result<(Option<Tensor>, Step<R>)> {
         let ids = ids.contiguous()?.copy()?;
         let logits = prepared(ids.device(), || compute(model, &ids, &positions, cache))?;
         if logits.track_op() {
@@ -239,9 +278,11 @@ impl Gpt2Cache {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
+    use std::cell::Cell;
+    use std::thread::LocalKey;
+
     use candle_gpt2_attention::{Observer, Site};
-    use candle_nn::VarBuilder;
+    use candle_nn::{VarBuilder, VarMap};
 
     use super::*;
     use crate::Gpt2Config;
@@ -258,16 +299,12 @@ mod tests {
         }
     }
 
+    fn config() -> Gpt2Config {
+        Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() }
+    }
+
     fn model() -> Gpt2LMHeadModel {
-        let config = Gpt2Config {
-            vocab_size: 11,
-            n_positions: 8,
-            n_embd: 6,
-            n_layer: 2,
-            n_head: 3,
-            ..Gpt2Config::gpt2()
-        };
-        Gpt2LMHeadModel::load(&config, VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap()
+        Gpt2LMHeadModel::load(&config(), VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap()
     }
 
     #[test]
@@ -322,5 +359,188 @@ mod tests {
             .forward_with(&ids(2, 4), LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())
             .unwrap();
         assert!(!is(&step, LogitsFor::LastToken, &cache, Pass::inference()), "the cache is full");
+    }
+
+    /// Outcome of the next attempts to record.
+    #[derive(Clone, Copy)]
+    enum Attempt {
+        Records,
+        DeviceIsInUse,
+        Fails,
+    }
+
+    thread_local! {
+        static ATTEMPT: Cell<Attempt> = const { Cell::new(Attempt::Records) };
+        static ATTEMPTS: Cell<usize> = const { Cell::new(0) };
+        static REPLAYS: Cell<usize> = const { Cell::new(0) };
+        static DROPS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    fn count(counter: &'static LocalKey<Cell<usize>>) {
+        counter.set(counter.get() + 1);
+    }
+
+    /// Recording that counts its replays and computes nothing.
+    struct Fake;
+
+    impl Replay for Fake {
+        unsafe fn of(_: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
+            count(&ATTEMPTS);
+            match ATTEMPT.get() {
+                Attempt::Records => work().map(|()| Some(Self)),
+                Attempt::DeviceIsInUse => Ok(None),
+                Attempt::Fails => candle_core::bail!("out of memory\n  in frame 1\n  in frame 2"),
+            }
+        }
+
+        fn replay(&mut self) -> Result<()> {
+            count(&REPLAYS);
+            Ok(())
+        }
+    }
+
+    impl Drop for Fake {
+        fn drop(&mut self) {
+            count(&DROPS);
+        }
+    }
+
+    /// Model, cache and recordings of one sequence of steps.
+    struct Sequence {
+        model: Gpt2LMHeadModel,
+        recorder: StepRecorder,
+        cache: Gpt2Cache,
+        steps: Steps<Fake>,
+    }
+
+    impl Sequence {
+        fn new() -> Self {
+            ATTEMPT.set(Attempt::Records);
+            [&ATTEMPTS, &REPLAYS, &DROPS].into_iter().for_each(|counter| counter.set(0));
+            let vars = VarMap::new();
+            let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+            Gpt2LMHeadModel::load(&config(), vb).unwrap();
+            // Recorded steps compute no gradients, and variables track them.
+            let vars = vars.data().lock().unwrap();
+            let tensors = vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
+            let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+            let model = Gpt2LMHeadModel::load(&config(), vb).unwrap();
+            let cache = model.new_cache(1, 8).unwrap();
+            Self { model, recorder: StepRecorder { model: Arc::new(()) }, cache, steps: Steps::default() }
+        }
+
+        fn step(&mut self, id: u32) -> Option<Vec<f32>> {
+            let ids = Tensor::new(&[[id]], &Device::Cpu).unwrap();
+            let logits = self.recorder.advance(&self.model, &ids, &mut self.cache, &mut self.steps).unwrap();
+            logits.map(|logits| logits.flatten_all().unwrap().to_vec1().unwrap())
+        }
+
+        /// Takes a step that is not recorded.
+        fn usual_step(&mut self, id: u32) -> Vec<f32> {
+            let ids = Tensor::new(&[[id]], &Device::Cpu).unwrap();
+            let logits = self.model.forward_with(
+                &ids,
+                LogitsFor::LastToken,
+                Some(&mut self.cache),
+                &mut Pass::inference(),
+            );
+            logits.unwrap().flatten_all().unwrap().to_vec1().unwrap()
+        }
+
+        fn prepared() -> Self {
+            let mut sequence = Self::new();
+            for id in [1, 2] {
+                assert_eq!(sequence.step(id), None);
+                sequence.usual_step(id);
+            }
+            assert!(sequence.step(3).is_some());
+            assert!(matches!(sequence.steps.of(1), Some(Step::Prepared(_))));
+            sequence
+        }
+
+        /// ID and position that the recording reads.
+        fn inputs(&self) -> [u32; 2] {
+            let Some(Step::Recorded(_, memory) | Step::Prepared(memory)) = self.steps.of(1) else {
+                panic!("expected memory, found none");
+            };
+            [&memory.ids, &memory.positions].map(|tensor| tensor.flatten_all().unwrap().to_vec1().unwrap()[0])
+        }
+    }
+
+    #[test]
+    fn steps_are_counted_then_prepared_then_replayed() {
+        let (mut sequence, mut usual) = (Sequence::prepared(), Sequence::new());
+        usual.model = sequence.model.clone();
+        usual.usual_step(1);
+        usual.usual_step(2);
+        let expected = usual.usual_step(3);
+        assert_eq!((sequence.inputs(), sequence.cache.lengths()), ([3, 2], [3].as_slice()));
+        // The fake recording runs the work once, on the prepared inputs, and then replays nothing.
+        assert_eq!(sequence.step(4), Some(expected.clone()));
+        assert_eq!((sequence.inputs(), sequence.cache.lengths()), ([4, 3], [4].as_slice()));
+        assert_eq!(sequence.step(5), Some(expected));
+        assert_eq!((sequence.inputs(), sequence.cache.lengths()), ([5, 4], [5].as_slice()));
+        assert_eq!((ATTEMPTS.get(), REPLAYS.get(), DROPS.get()), (1, 2, 0));
+        drop(sequence);
+        assert_eq!(DROPS.get(), 1);
+    }
+
+    #[test]
+    fn returned_logits_do_not_share_memory_with_the_recording() {
+        let mut sequence = Sequence::prepared();
+        let ids = Tensor::new(&[[4u32]], &Device::Cpu).unwrap();
+        let logits =
+            sequence.recorder.advance(&sequence.model, &ids, &mut sequence.cache, &mut sequence.steps);
+        let logits = logits.unwrap().unwrap();
+        let before: Vec<f32> = logits.flatten_all().unwrap().to_vec1().unwrap();
+        let Some(Step::Recorded(_, memory)) = sequence.steps.of(1) else { panic!("expected a recording") };
+        memory.logits.slice_set(&memory.logits.zeros_like().unwrap(), 0, 0).unwrap();
+        assert_eq!(logits.flatten_all().unwrap().to_vec1::<f32>().unwrap(), before);
+    }
+
+    #[test]
+    fn recording_waits_while_other_threads_use_the_device() {
+        let mut sequence = Sequence::prepared();
+        ATTEMPT.set(Attempt::DeviceIsInUse);
+        assert_eq!(sequence.step(4), None);
+        assert_eq!(sequence.cache.lengths(), [3]);
+        assert!(matches!(sequence.steps.of(1), Some(Step::Prepared(_))));
+        sequence.usual_step(4);
+        ATTEMPT.set(Attempt::Records);
+        assert!(sequence.step(5).is_some());
+        assert_eq!((sequence.inputs(), sequence.cache.lengths()), ([5, 4], [5].as_slice()));
+    }
+
+    #[test]
+    fn failed_recording_is_not_attempted_again() {
+        let mut sequence = Sequence::prepared();
+        ATTEMPT.set(Attempt::Fails);
+        assert_eq!(sequence.step(4), None);
+        assert!(matches!(sequence.steps.of(1), Some(Step::Never(reason)) if reason == "out of memory"));
+        ATTEMPT.set(Attempt::Records);
+        sequence.usual_step(4);
+        assert_eq!((sequence.step(5), ATTEMPTS.get(), REPLAYS.get()), (None, 1, 0));
+        assert_eq!(sequence.cache.lengths(), [4]);
+    }
+
+    #[test]
+    fn recording_of_other_weights_is_replaced() {
+        let mut sequence = Sequence::prepared();
+        assert!(sequence.step(4).is_some());
+        sequence.recorder = StepRecorder { model: Arc::new(()) };
+        assert!(sequence.step(5).is_some());
+        assert!(matches!(sequence.steps.of(1), Some(Step::Prepared(_))));
+        assert_eq!((sequence.inputs(), REPLAYS.get(), DROPS.get()), ([5, 4], 1, 1));
+    }
+
+    #[test]
+    fn invalid_id_is_refused_before_a_replay() {
+        let mut sequence = Sequence::prepared();
+        assert!(sequence.step(4).is_some());
+        let ids = Tensor::new(&[[11u32]], &Device::Cpu).unwrap();
+        let result =
+            sequence.recorder.advance(&sequence.model, &ids, &mut sequence.cache, &mut sequence.steps);
+        assert!(result.is_err());
+        assert_eq!((sequence.inputs(), sequence.cache.lengths(), REPLAYS.get()), ([4, 3], [4].as_slice(), 1));
     }
 }

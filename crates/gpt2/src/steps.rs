@@ -18,35 +18,41 @@ pub(crate) struct StepRecorder {
 const MAX_TOKENS: usize = 8;
 
 /// Recording states of a cache, one per number of tokens per row.
-#[derive(Debug, Default)]
-pub(crate) struct Steps([Step; MAX_TOKENS]);
+#[derive(Debug)]
+pub(crate) struct Steps<R = Recording>([Step<R>; MAX_TOKENS]);
 
-impl Steps {
+impl<R> Default for Steps<R> {
+    fn default() -> Self {
+        Self(Default::default())
+    }
+}
+
+impl<R> Steps<R> {
     /// Returns the state for steps of `tokens` tokens per row, or `None` if they are not recorded.
-    pub(crate) fn of(&self, tokens: usize) -> Option<&Step> {
+    pub(crate) fn of(&self, tokens: usize) -> Option<&Step<R>> {
         self.0.get(tokens.checked_sub(1)?)
     }
 
     /// Mutable version of [`Steps::of`].
-    pub(crate) fn of_mut(&mut self, tokens: usize) -> Option<&mut Step> {
+    pub(crate) fn of_mut(&mut self, tokens: usize) -> Option<&mut Step<R>> {
         self.0.get_mut(tokens.checked_sub(1)?)
     }
 }
 
 /// Recording state for steps of one size.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum Step<R = Recording> {
     /// Number of steps computed without recording so far.
     Counted(usize),
     /// A step has run with the kernels that will be recorded, so they are loaded.
     Prepared(StepMemory),
     /// The next step is replayed.
-    Recorded(Recording, StepMemory),
+    Recorded(R, StepMemory),
     /// Recording failed for this reason; it is attempted only once per cache.
     Never(String),
 }
 
-impl Default for Step {
+impl<R> Default for Step<R> {
     fn default() -> Self {
         Self::Counted(0)
     }
