@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use thiserror::Error;
 
-/// Retry delay for grammars and templates, which typically take milliseconds.
+/// Retry delay while all grammar or template workers are busy; most jobs take milliseconds.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Reason why a request failed.
@@ -49,7 +49,7 @@ impl ApiError {
         }
     }
 
-    /// Creates an error for an invalid request, status 400.
+    /// Creates an error for an invalid request (status 400).
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(400, message)
     }
@@ -116,12 +116,12 @@ impl ApiError {
         self.code
     }
 
-    /// Internal cause for logs and the model's owner; answers never contain it.
+    /// Internal cause, for logs and for the model's owner; never part of a response.
     pub fn cause(&self) -> Option<&str> {
         self.cause.as_deref()
     }
 
-    /// Removes and returns [`ApiError::cause`], so it is logged once.
+    /// Removes and returns [`ApiError::cause`], so that the cause is logged only once.
     pub fn take_cause(&mut self) -> Option<String> {
         self.cause.take()
     }
@@ -136,7 +136,7 @@ impl ApiError {
         self.retry_after
     }
 
-    /// Body of the answer, or an event of a stream.
+    /// Response body, or an event in a stream.
     pub fn to_json(&self) -> String {
         let (message, kind, param, code) = (&self.message, self.kind(), &self.param, self.code);
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } }).to_string()

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use candle_gpt2::Gpt2Config;
+use candle_gpt2::{Diagnose, ErrorKind, Gpt2Config};
 use candle_gpt2_confined::WorkerProgram;
 use candle_gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
 use candle_gpt2_generation::LogitsProcessor;
@@ -42,14 +42,14 @@ pub struct Limits {
     pub max_logprobs: usize,
     /// Maximum number of new tokens in a request, summed over all completions of all prompts.
     pub max_total_tokens: usize,
-    /// Maximum activation bytes in a request, four per value, summed over all completions of all prompts.
+    /// Maximum size of the activations in a request: four bytes per value, over all completions.
     pub max_activation_bytes: usize,
     /// Whether a completion that exceeds the context ends there; otherwise the request is rejected.
     pub ends_at_context: bool,
 }
 
 impl Limits {
-    /// No limits, for callers who own the model and need no server protection.
+    /// No limits, for callers who own the model and have no server to protect.
     pub const NONE: Self = Self {
         max_prompts: usize::MAX,
         max_n: usize::MAX,
@@ -78,7 +78,7 @@ impl Default for Limits {
 /// A field of [`ApiOptions`]; see [`ChatRequest`](crate::ChatRequest) for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ChatTemplateChoice {
-    /// Template of the checkpoint, if it has one.
+    /// Template from the checkpoint, if it has one.
     #[default]
     Checkpoint,
     /// Each message followed by the EOS token, which is how DialoGPT was trained.
@@ -103,9 +103,9 @@ pub enum ChatTemplateChoice {
 pub struct ApiOptions {
     /// Name that the model is served under.
     pub name: String,
-    /// Additional names of the model.
+    /// Additional names for the model.
     pub aliases: Vec<String>,
-    /// Start time of the server, in seconds since 1970.
+    /// Start time of the server, in seconds since the Unix epoch.
     pub created: u64,
     /// Source of the chat template.
     pub chat_template: ChatTemplateChoice,
@@ -116,30 +116,29 @@ pub struct ApiOptions {
     /// The defaults cover sampling, penalties and the number of new tokens, as in the other front ends. If
     /// false, requests get the defaults of a checkpoint without that file.
     pub use_generation_config: bool,
-    /// Whether answers report the number of prompt tokens that were reused from another request.
+    /// Whether responses report the number of prompt tokens reused from another request's KV cache.
     ///
-    /// That number depends on other clients' requests, so identical requests no longer get byte-identical
-    /// answers.
+    /// The number depends on other clients' requests, so the responses to identical requests may differ.
     pub prompt_tokens_details: bool,
     /// Whether requests with an unknown field are rejected; otherwise `warnings` names the field.
     pub strict: bool,
     /// Whether requests may read and change activations: `activations`, `steering`, `/v1/activations`.
     pub activations: bool,
-    /// Dictionaries for `steering`, keyed by name. The caller checks each against the model.
+    /// Dictionaries for `steering`, keyed by name. The caller must check that each fits the model.
     pub dictionaries: BTreeMap<String, Arc<Dictionary>>,
     /// Transcoders of the model's MLPs, one per layer, for `/look/features` and `/look/graph`.
     ///
-    /// The caller checks them against the model and may set them while the model is being served.
+    /// The caller must check that they fit the model, and may set them while the model is being served.
     pub transcoders: Arc<OnceLock<Vec<Dictionary>>>,
     /// Maximum batch size, reported by `/props` as `total_slots`.
     pub parallel: usize,
-    /// Clock for timestamps in answers, in seconds since 1970.
+    /// Clock for timestamps in responses, in seconds since the Unix epoch.
     ///
-    /// The default is the system clock. A browser's time comes from JavaScript.
+    /// The default is the system clock. In a browser, pass a function that asks JavaScript for the time.
     pub now: fn() -> u64,
     /// Program that runs chat templates and grammars in child processes with resource limits.
     ///
-    /// Without it, they run on threads of this process, where a hostile template can crash the process.
+    /// If `None`, they run on threads of this process, and a hostile template can crash the process.
     pub worker: Option<WorkerProgram>,
 }
 
@@ -185,17 +184,26 @@ pub enum SetupError {
     },
 }
 
+impl Diagnose for SetupError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Engine(error) => error.kind(),
+            Self::ChatTemplate { .. } => ErrorKind::Usage,
+        }
+    }
+}
+
 /// Compiles a grammar into a logits processor that enforces it.
 pub(crate) trait Compiles: Debug + Send + Sync {
     fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<LogitsProcessor, GrammarError>;
 }
 
-/// Function that reads a chat request.
+/// Function that converts a chat request body to a call.
 pub(crate) type ReadChat = fn(&[u8], &ServedModel, Option<u64>) -> Result<Call, ApiError>;
 
-/// Names, tokens, defaults and request limits of a model.
+/// Names, tokens, defaults and request limits for a model.
 ///
-/// It holds no weights. Any thread can validate and answer requests with it. See [`ApiOptions`] for an
+/// A served model holds no weights. Any thread can use it to validate requests. See [`ApiOptions`] for an
 /// example.
 #[derive(Debug)]
 pub struct ServedModel {
@@ -204,14 +212,14 @@ pub struct ServedModel {
     pub(crate) defaults: Defaults,
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) encoding_memory: EncodingMemory,
-    /// Chat template; a `Result`, because a broken checkpoint template matters only to chat requests.
+    /// Chat template; `Err` if the checkpoint's template is broken, which affects only chat requests.
     pub(crate) template: Result<Option<ChatTemplate>, String>,
-    /// Grammar compiler; `None` without a tokenizer, or if grammars are not served.
+    /// Grammar compiler; `None` if the model has no tokenizer or grammars are not served.
     pub(crate) compiler: Option<Box<dyn Compiles>>,
     /// Reader of chat requests; `None` if chat is not served.
     pub(crate) read_chat: Option<ReadChat>,
     pub(crate) parameters: usize,
-    /// Source of unpredictable numbers.
+    /// Random keys for hashing salts, so that clients cannot predict cache keys.
     pub(crate) random: RandomState,
 }
 
@@ -255,7 +263,7 @@ impl ServedModel {
         }
     }
 
-    /// Checks that this kind of model serves the endpoint; [`ServedModel::read`] checks it too.
+    /// Checks that this kind of model supports the endpoint; [`ServedModel::read`] does so too.
     ///
     /// # Errors
     /// If the endpoint needs a language model and this is a classifier, or vice versa.
@@ -308,11 +316,11 @@ impl ServedModel {
         if name == self.name() || self.options.aliases.iter().any(|alias| alias == name) {
             return Ok(());
         }
-        let message = format!("model not found; this server has `{}`", self.name());
+        let message = format!("model not found; this server serves `{}`", self.name());
         Err(ApiError::new(404, message).with_param("model").with_code("model_not_found"))
     }
 
-    /// Returns the warnings about a body, or an error if the server is strict.
+    /// Returns a body's warnings, or an error about an unknown field if the server is strict.
     pub(crate) fn checked_warnings(&self, body: &Body<'_>) -> Result<Warnings, ApiError> {
         let warnings = body.warnings();
         self.reject_unknown_fields(&warnings).map(|()| warnings)
@@ -348,14 +356,14 @@ impl ServedModel {
         self.vocabulary.tokenizer()?.id_to_token(id?)
     }
 
-    /// Cache-sharing key of a request, derived from the caller's key and the request's salt.
+    /// Key for sharing the KV cache, derived from the caller's key and the request's salt.
     pub(crate) fn reuse(&self, caller: Option<u64>, salt: Option<&str>) -> Option<u64> {
         let caller = caller?;
         Some(salt.map_or(caller, |salt| self.random.hash_one((caller, salt))))
     }
 }
 
-/// Builds the encoder in advance so that no request waits for it. Does nothing without a tokenizer.
+/// Builds the encoder, if there is a tokenizer, before the first request needs it.
 fn prepared(vocabulary: &Arc<Vocabulary>) -> Arc<Vocabulary> {
     let _ = vocabulary.encoder();
     Arc::clone(vocabulary)
@@ -363,7 +371,7 @@ fn prepared(vocabulary: &Arc<Vocabulary>) -> Arc<Vocabulary> {
 
 /// Returns an unpredictable number that never repeats.
 pub(crate) fn fresh_number() -> u64 {
-    // Every `RandomState` has its own keys, except in a browser, where they are always the same.
+    // Each `RandomState` has its own keys, except in a browser, where all keys are the same.
     let number = RandomState::new().hash_one(());
     #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
     let number = getrandom::u64().unwrap_or(number);

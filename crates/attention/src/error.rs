@@ -16,14 +16,15 @@ use crate::Site;
 #[non_exhaustive]
 pub enum AttentionError {
     /// A size that must be positive is zero.
-    #[error("attention: {name} must be at least 1, found 0")]
+    #[error("attention: the {name} must be at least 1, found 0")]
     ZeroSize {
         /// Name of the size.
         name: &'static str,
     },
     /// The number of heads does not divide the width.
     #[error(
-        "attention: the width {width} is not divisible by {num_heads} heads; choose a number of heads that divides the width"
+        "attention: the width {width} is not divisible by the number of heads, {num_heads}; \
+         choose a number of heads that divides the width"
     )]
     HeadsDoNotDivideWidth {
         /// Number of heads.
@@ -62,7 +63,7 @@ pub enum AttentionError {
         capacity: usize,
     },
     /// The shape of the keys does not match the cache.
-    #[error("key-value cache: expected (batch, heads, head_dim) {expected:?}, found {found:?}")]
+    #[error("key-value cache: expected keys with (batch, heads, head_dim) {expected:?}, found {found:?}")]
     CacheShape {
         /// Batch size, number of heads and head width of the cache.
         expected: (usize, usize, usize),
@@ -117,7 +118,8 @@ pub enum AttentionError {
     },
     /// The total number of tokens in packed rows differs from the number of queries or keys.
     #[error(
-        "attention: expected packed rows of {tokens} tokens in total, found {queries} queries and {keys} keys"
+        "attention: the packed rows have {tokens} tokens in total, but there are {queries} queries and \
+         {keys} keys"
     )]
     Rows {
         /// Total number of tokens in the packed rows.
@@ -127,7 +129,9 @@ pub enum AttentionError {
         /// Number of keys.
         keys: usize,
     },
-    /// Packed rows with a cache need the causal mask, see [`Pass::of_rows`](crate::Pass::of_rows).
+    /// Packed rows were used with a cache but without the causal mask.
+    ///
+    /// See [`Pass::of_rows`](crate::Pass::of_rows).
     #[error("attention: packed rows with a cache require a causal mask; use `AttentionMask::Causal`")]
     RowsMask,
     /// The mask for packed rows was combined with a cache.
@@ -166,7 +170,9 @@ pub enum AttentionError {
     },
 }
 
-/// Rejects sizes of zero: a softmax over no keys is undefined, and no queries mean no work.
+/// Rejects sizes of zero.
+///
+/// A softmax over zero keys is undefined, and without queries there is nothing to compute.
 pub(crate) fn expect_sizes(sizes: &[(&'static str, usize)]) -> candle_core::Result<()> {
     match sizes.iter().find(|(_, size)| *size == 0) {
         Some((name, _)) => Err(AttentionError::ZeroSize { name }.into()),

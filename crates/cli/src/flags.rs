@@ -21,13 +21,31 @@ pub(crate) fn with_flags(message: &str) -> String {
     FLAGS.get().map_or_else(|| message.to_owned(), |flags| replaced(message, flags))
 }
 
-/// Whether the running command has the option.
-pub(crate) fn has(option: &str) -> bool {
-    FLAGS.get().is_some_and(|flags| flags.contains_key(option))
+/// Formats a library's hint with flags, without the alternatives that the running command lacks.
+///
+/// Returns `None` if none is left.
+pub(crate) fn hint(alternatives: &str) -> Option<String> {
+    hint_with(alternatives, FLAGS.get())
+}
+
+fn hint_with(alternatives: &str, flags: Option<&BTreeMap<String, String>>) -> Option<String> {
+    let named = |alternative: &str| {
+        let name = alternative.split('`').nth(1)?;
+        name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then(|| name.to_owned())
+    };
+    let with_flag = |alternative: &str| match (named(alternative), flags) {
+        (None, _) => Some(alternative.to_owned()),
+        (Some(name), None) => {
+            Some(alternative.replace(&format!("`{name}`"), &format!("--{}", name.replace('_', "-"))))
+        }
+        (Some(name), Some(flags)) => flags.contains_key(&name).then(|| replaced(alternative, flags)),
+    };
+    let hint = alternatives.split(", ").filter_map(with_flag).collect::<Vec<_>>().join(", ");
+    (!hint.is_empty()).then_some(hint)
 }
 
 fn flags_of(command: &Command) -> BTreeMap<String, String> {
-    // An option is keyed by its argument id, and by its flag with underscores in case they differ.
+    // Key each option by its argument id, and also by its flag with underscores, because the two may differ.
     let flags = |option: &clap::Arg| {
         let flag = option.get_long()?.to_owned();
         Some([(option.get_id().to_string(), flag.clone()), (flag.replace('-', "_"), flag)])
@@ -72,5 +90,16 @@ mod tests {
         );
         assert_eq!(with_flags("`n_layer`: expected 3, not `top_k`"), "`n_layer`: expected 3, not --top-k");
         assert_eq!(with_flags("one ` alone"), "one ` alone");
+    }
+
+    #[test]
+    fn hints_name_only_options_of_the_command() {
+        let command = Command::new("score").arg(Arg::new("tokenizer").long("tokenizer"));
+        let flags = flags_of(&command);
+        let hint = |alternatives| hint_with(alternatives, Some(&flags));
+        assert_eq!(hint("`tokenizer` FILE, or `ids` in place of text").as_deref(), Some("--tokenizer FILE"));
+        assert_eq!(hint("`keep_last`"), None);
+        assert_eq!(hint("`gpt2 verify`, `kv_dtype` f32").as_deref(), Some("`gpt2 verify`"));
+        assert_eq!(hint_with("`keep_last`", None).as_deref(), Some("--keep-last"));
     }
 }

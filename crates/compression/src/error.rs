@@ -2,8 +2,10 @@
 //!
 //! Each message contains what was found and what to do.
 
+use std::borrow::Cow;
 use std::io;
 
+use candle_gpt2::{Diagnose, ErrorKind};
 use candle_gpt2_engine::EngineError;
 use candle_gpt2_generation::GenerationError;
 use thiserror::Error;
@@ -34,7 +36,7 @@ pub enum CompressionError {
     },
     /// The model is not on the CPU.
     #[error(
-        "compression requires the CPU, because only CPU results are reproducible across machines; found {device}"
+        "compression requires a model on the CPU, because only CPU results are reproducible across machines; found {device}"
     )]
     NotOnCpu {
         /// Name of the device.
@@ -49,17 +51,17 @@ pub enum CompressionError {
         byte: u8,
     },
     /// The input cannot be read.
-    #[error("cannot read")]
+    #[error("cannot read the input")]
     Read(#[source] io::Error),
     /// The output cannot be written.
-    #[error("cannot write")]
+    #[error("cannot write the output")]
     Write(#[source] io::Error),
     /// The input is not a compressed file.
-    #[error("not in gpt2z format: it was not written by `gpt2 compress`")]
+    #[error("the input is not in gpt2z format: it was not written by `gpt2 compress`")]
     NotCompressed,
     /// The version of the format is unsupported.
     #[error(
-        "the file has format version {found}, but this program reads version {known}; use a newer version"
+        "the file has format version {found}, but this program reads version {known}; use a newer version of the program"
     )]
     Version {
         /// Format version of the file.
@@ -69,7 +71,7 @@ pub enum CompressionError {
     },
     /// The arithmetic profile differs from this program's.
     #[error(
-        "the file was compressed with arithmetic profile {found}, but this program uses profile {known}; use the version that compressed it"
+        "the file was compressed with arithmetic profile {found}, but this program uses profile {known}; use the program version that compressed it"
     )]
     Profile {
         /// Arithmetic profile of the file.
@@ -79,7 +81,7 @@ pub enum CompressionError {
     },
     /// This program does not support the file's dtypes.
     #[error(
-        "the file was compressed with {found}, which this program does not support; use the version that compressed it"
+        "the file was compressed with {found}, which this program does not support; use the program version that compressed it"
     )]
     UnknownDType {
         /// Dtypes in the file.
@@ -96,7 +98,7 @@ pub enum CompressionError {
     },
     /// The model's weights or KV cache have different dtypes from the file's.
     #[error(
-        "the file was compressed with {expected}, but the model is loaded with {found}; load it with the file's dtypes"
+        "the file was compressed with {expected}, but the model is loaded with {found}; load the model with the file's dtypes"
     )]
     DTypeMismatch {
         /// Dtypes in the file.
@@ -112,7 +114,7 @@ pub enum CompressionError {
     },
     /// The model is correct, but this machine computes different logits.
     #[error(
-        "this machine computes different logits from the one that compressed the file; decompress it there, or set another GPT2_INSTRUCTION_SET"
+        "this machine computes different logits than the machine that compressed the file; decompress it on that machine, or set a different GPT2_INSTRUCTION_SET"
     )]
     ArithmeticMismatch,
 }
@@ -120,16 +122,12 @@ pub enum CompressionError {
 impl CompressionError {
     /// Whether the request is at fault, rather than a file, the model or the machine.
     pub fn is_usage(&self) -> bool {
-        match self {
-            Self::Engine(error) => error.is_usage(),
-            Self::Context { .. } | Self::NotOnCpu { .. } => true,
-            _ => false,
-        }
+        self.kind().is_usage()
     }
 
     /// Whether the job was interrupted, which is not a failure.
     pub fn is_interrupted(&self) -> bool {
-        matches!(self, Self::Engine(error) if error.is_interrupted())
+        self.kind() == ErrorKind::Interrupted
     }
 }
 
@@ -142,5 +140,23 @@ impl From<GenerationError> for CompressionError {
 impl From<candle_core::Error> for CompressionError {
     fn from(error: candle_core::Error) -> Self {
         GenerationError::from(error).into()
+    }
+}
+
+impl Diagnose for CompressionError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Engine(error) => error.kind(),
+            Self::Context { .. } | Self::NotOnCpu { .. } => ErrorKind::Usage,
+            _ => ErrorKind::Failed,
+        }
+    }
+
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Engine(error) => error.hint(),
+            Self::ModelMismatch { .. } => Some("`model`".into()),
+            _ => None,
+        }
     }
 }

@@ -3,9 +3,10 @@
 //! Each message states the problem and how to fix it. Errors of the underlying crates are passed on
 //! unchanged.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
-use candle_gpt2::bounded_message;
+use candle_gpt2::{Diagnose, ErrorKind, bounded_message};
 use candle_gpt2_generation::GenerationError;
 use candle_gpt2_kernels::DeviceError;
 use candle_gpt2_weights::WeightsError;
@@ -53,7 +54,7 @@ pub enum EngineError {
         found: String,
     },
     /// The processor lacks the requested instruction set, or the kernels already use another one.
-    #[error("GPT2_INSTRUCTION_SET: expected an instruction set of this processor ({}), found `{found}`", available.join(", "))]
+    #[error("GPT2_INSTRUCTION_SET: expected an instruction set that this processor supports ({}), found `{found}`", available.join(", "))]
     InstructionSet {
         /// Requested instruction set.
         found: String,
@@ -68,7 +69,7 @@ pub enum EngineError {
     },
     /// The weights do not fit in a GPU's memory.
     #[error(
-        "not enough GPU memory: {} are free, but the model needs {} for its weights in {dtype} and {} for the \
+        "not enough GPU memory: {} is free, but the model needs {} for its weights in {dtype} and {} for the \
          KV cache of a full context; f16 and bf16 need half as much as f32",
         Mebibytes(*.free as u64), Mebibytes(*.weights as u64), Mebibytes(*.cache as u64)
     )]
@@ -84,7 +85,7 @@ pub enum EngineError {
     },
     /// The weights do not fit in the free memory.
     #[error(
-        "the weights need {} of memory in {dtype}, but only {} are free; {}",
+        "the weights need {} of memory in {dtype}, but only {} is free; {}",
         Mebibytes(*.weights), Mebibytes(*.free), in_other_type(*.fitting)
     )]
     WeightRoom {
@@ -99,7 +100,7 @@ pub enum EngineError {
     },
     /// The KV cache of a request does not fit in the free memory.
     #[error(
-        "a batch of {rows} sequences of up to {tokens} tokens needs {} of KV cache, but only {} are \
+        "a batch of {rows} sequences of up to {tokens} tokens needs {} of KV cache, but only {} is \
          free; use a smaller batch or shorter sequences",
         Mebibytes(*.needed as u64), Mebibytes(*.available as u64)
     )]
@@ -159,8 +160,8 @@ pub enum EngineError {
     /// A line of a bulk job could not be written.
     #[error(transparent)]
     Output(Box<dyn std::error::Error + Send + Sync>),
-    /// Two models to compare have different vocabulary sizes.
-    #[error("the vocabularies differ: {found} tokens here, {other} in {other_path}")]
+    /// The models to compare have different vocabulary sizes.
+    #[error("the vocabulary sizes differ: this model has {found} tokens, but {other_path} has {other}")]
     OtherVocabulary {
         /// Vocabulary size of the first model.
         found: usize,
@@ -169,8 +170,8 @@ pub enum EngineError {
         /// Path of the other model.
         other_path: PathBuf,
     },
-    /// Two models to compare have different heads or labels.
-    #[error("the models have different heads: {found} here, {other} in {other_path}", found = bounded_message(.found), other = bounded_message(.other))]
+    /// The models to compare have different heads or labels.
+    #[error("the models have different heads: this model has {found}, but {other_path} has {other}", found = bounded_message(.found), other = bounded_message(.other))]
     OtherHead {
         /// Head and labels of the first model.
         found: String,
@@ -193,36 +194,56 @@ pub enum EngineError {
 impl EngineError {
     /// Whether the request is at fault, rather than the model, the machine or the network.
     pub fn is_usage(&self) -> bool {
-        match self {
-            Self::Generation(error) => error.is_usage(),
-            Self::Device(error) => {
-                matches!(error, DeviceError::NotBuilt { .. } | DeviceError::NoSuchGpu { .. })
-            }
-            Self::Weights(error) => {
-                matches!(
-                    error,
-                    WeightsError::NotOnCpu { .. }
-                        | WeightsError::NotOnGpu { .. }
-                        | WeightsError::UnsupportedHead { .. }
-                )
-            }
-            Self::InstructionSet { .. }
-            | Self::LargePages { .. }
-            | Self::NoTf32 { .. }
-            | Self::NoRoom { .. }
-            | Self::Options { .. } => true,
-            _ => false,
-        }
+        self.kind().is_usage()
     }
 
     /// Whether the job was interrupted, which is not a failure.
     pub fn is_interrupted(&self) -> bool {
-        matches!(
-            self,
-            Self::Interrupted
-                | Self::Weights(WeightsError::Interrupted)
-                | Self::Hub(HubError::Stopped { .. })
-        )
+        self.kind() == ErrorKind::Interrupted
+    }
+}
+
+impl Diagnose for EngineError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Generation(error) => error.kind(),
+            Self::Weights(error) => error.kind(),
+            Self::Device(DeviceError::NotBuilt { .. } | DeviceError::NoSuchGpu { .. })
+            | Self::InstructionSet { .. }
+            | Self::LargePages { .. }
+            | Self::NoTf32 { .. }
+            | Self::NoRoom { .. }
+            | Self::Options { .. } => ErrorKind::Usage,
+            Self::Interrupted | Self::Hub(HubError::Stopped { .. }) => ErrorKind::Interrupted,
+            _ => ErrorKind::Failed,
+        }
+    }
+
+    fn option(&self) -> Option<&'static str> {
+        match self {
+            Self::Generation(error) => error.option(),
+            Self::Unfinished { .. } => Some("resume"),
+            _ => None,
+        }
+    }
+
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
+            Self::Generation(error) => return error.hint(),
+            Self::Weights(error) => return error.hint(),
+            Self::Hub(HubError::NotCached { .. } | HubError::Incomplete { .. }) => {
+                "drop `offline` or HF_HUB_OFFLINE to download it"
+            }
+            Self::Hub(HubError::Unreachable { .. }) => "`model` built-in needs no network",
+            Self::Device(DeviceError::NoDriver { .. } | DeviceError::NotBuilt { .. }) => "`device` cpu",
+            Self::Device(_) => "`device`",
+            Self::NoTf32 { .. } => "`tf32`",
+            Self::GpuRoom { .. } => "`dtype` f16, `dtype` bf16",
+            Self::WeightRoom { fitting: Some(_), .. } => "`dtype`",
+            Self::NoRoom { .. } => "`batch_size`, `num_beams`, `max_new_tokens`, `kv_dtype` f16",
+            _ => return None,
+        };
+        Some(hint.into())
     }
 }
 

@@ -1,13 +1,14 @@
 //! Evaluation errors; each message states the problem and a remedy.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
-use candle_gpt2::{bounded_message, excerpt};
-use candle_gpt2_engine::EngineError;
+use candle_gpt2::{Diagnose, ErrorKind, bounded_message, excerpt};
+use candle_gpt2_engine::{EngineError, HubError};
 use candle_gpt2_generation::GenerationError;
 use thiserror::Error;
 
-/// An error in an entry of the data.
+/// An error in a data entry.
 ///
 /// [`Data::records`](crate::Data::records) and the methods of [`Record`](crate::Record) return it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -38,7 +39,7 @@ pub enum EvaluationError {
     /// Error from the model, its tokenizer or the Hub.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Error in an entry of the data.
+    /// Error in a data entry.
     #[error(transparent)]
     Data(#[from] DataError),
     /// Unknown protocol name.
@@ -65,7 +66,7 @@ pub enum EvaluationError {
         /// Option, expected value and found value.
         what: String,
     },
-    /// Comparison of two models without a second model.
+    /// `kl` requested without a second model.
     #[error("`kl` compares two models, and the second model is missing; set `base` or `base_dtype`")]
     NoBase,
     /// Interruption by the user; the log keeps the results up to that point.
@@ -90,7 +91,7 @@ pub enum EvaluationError {
     /// Recomputed result that differs from the one in the resumed run's log.
     #[error(
         "item {index} of the log: the model now produces a different result, so the log was written with other weights or \
-         data; choose another name"
+         data; choose another log file"
     )]
     OtherResult {
         /// Index of the item in the data, from 0.
@@ -109,11 +110,30 @@ pub enum EvaluationError {
 impl EvaluationError {
     /// Whether the cause is the caller's options rather than the data or the machine.
     pub fn is_usage(&self) -> bool {
+        self.kind().is_usage()
+    }
+}
+
+impl Diagnose for EvaluationError {
+    fn kind(&self) -> ErrorKind {
         match self {
-            Self::Engine(error) => error.is_usage(),
-            Self::UnknownProtocol { .. } | Self::Setting { .. } | Self::Call { .. } => true,
-            _ => false,
+            Self::Engine(error) => error.kind(),
+            Self::UnknownProtocol { .. } | Self::Setting { .. } | Self::Call { .. } => ErrorKind::Usage,
+            Self::File { cause, .. } => ErrorKind::of_io(cause),
+            _ => ErrorKind::Failed,
         }
+    }
+
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
+            Self::Engine(EngineError::Hub(HubError::Unreachable { .. })) => "`data` FILE",
+            Self::Engine(error) => return error.hint(),
+            Self::UnknownProtocol { .. } => "`gpt2 eval --list`",
+            Self::Log { .. } => "`items`, `resume`, `against`",
+            Self::OtherResult { .. } => "`items`",
+            _ => return None,
+        };
+        Some(hint.into())
     }
 }
 

@@ -1,5 +1,8 @@
 //! Errors of generation and scoring.
 
+use std::borrow::Cow;
+
+use candle_gpt2::{Diagnose, ErrorKind};
 use thiserror::Error;
 
 /// An invalid request, or a model without usable output.
@@ -209,28 +212,51 @@ pub enum GenerationError {
 impl GenerationError {
     /// Returns whether the request, not the model, is at fault.
     pub fn is_usage(&self) -> bool {
-        matches!(
-            self,
+        self.kind().is_usage()
+    }
+}
+
+impl Diagnose for GenerationError {
+    fn kind(&self) -> ErrorKind {
+        match self {
             Self::OptionOutOfRange { .. }
-                | Self::Option { .. }
-                | Self::Conflict { .. }
-                | Self::WindowTooLong { .. }
-                | Self::StopStringsWithoutTokenizer
-                | Self::NoClock
-                | Self::KvTokens { .. }
-                | Self::AssistantVocabulary { .. }
-                | Self::EmptyPrompt
-                | Self::EmptyContinuation { .. }
-                | Self::ContinuationTooLong { .. }
-                | Self::IdBeyondVocabulary { .. }
-                | Self::PromptTooLong { .. }
-                | Self::TooShortToScore { .. }
-                | Self::ContextTooShortToScore { .. }
-                | Self::NothingToScore { .. }
-                | Self::SequenceTooLong { .. }
-                | Self::Sequence { .. }
-                | Self::OtherVocabulary { .. }
-        )
+            | Self::Option { .. }
+            | Self::Conflict { .. }
+            | Self::WindowTooLong { .. }
+            | Self::StopStringsWithoutTokenizer
+            | Self::NoClock
+            | Self::KvTokens { .. }
+            | Self::AssistantVocabulary { .. }
+            | Self::EmptyPrompt
+            | Self::EmptyContinuation { .. }
+            | Self::ContinuationTooLong { .. }
+            | Self::IdBeyondVocabulary { .. }
+            | Self::PromptTooLong { .. }
+            | Self::TooShortToScore { .. }
+            | Self::ContextTooShortToScore { .. }
+            | Self::NothingToScore { .. }
+            | Self::SequenceTooLong { .. }
+            | Self::Sequence { .. }
+            | Self::OtherVocabulary { .. } => ErrorKind::Usage,
+            _ => ErrorKind::Failed,
+        }
+    }
+
+    fn option(&self) -> Option<&'static str> {
+        match self {
+            Self::OptionOutOfRange { option, .. } => Some(option),
+            Self::NoTokenLeft { options } => options.first().copied(),
+            Self::StopStringsWithoutTokenizer => Some("stop_strings"),
+            _ => None,
+        }
+    }
+
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::PromptTooLong { .. } => Some("`keep_last`".into()),
+            Self::NotFinite => Some("`gpt2 verify`, `kv_dtype` f32".into()),
+            _ => None,
+        }
     }
 }
 

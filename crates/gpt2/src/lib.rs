@@ -5,6 +5,7 @@
 mod cache;
 mod config;
 mod cross_attention;
+mod diagnose;
 mod embeddings;
 mod encoder_states;
 mod error;
@@ -37,6 +38,7 @@ pub use candle_gpt2_kernels::{
 };
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};
+pub use diagnose::{Diagnose, ErrorKind};
 pub use error::{ConfigError, ModelError};
 pub use head_kind::{HeadKind, ProblemType, Summary, SummaryType};
 pub use heads::{Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification};

@@ -1,13 +1,13 @@
 //! Errors of the analyses.
 
-use candle_gpt2::{Site, bounded_message};
+use candle_gpt2::{Diagnose, ErrorKind, Site, bounded_message};
 
 /// Error returned by [`Run::new`](crate::Run::new) and the analyses.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InterpretError {
     /// The sequence is empty or exceeds the model's context.
-    #[error("the text has {tokens} tokens; the model accepts 1 to {n_positions}")]
+    #[error("the text has {tokens} tokens; the model accepts 1 to {n_positions} tokens")]
     Length {
         /// Number of tokens in the sequence.
         tokens: usize,
@@ -23,7 +23,7 @@ pub enum InterpretError {
         vocab_size: usize,
     },
     /// A position is past the end of the sequence.
-    #[error("position {position} is out of range; the text has {tokens} tokens, counted from 0")]
+    #[error("position {position} (counted from 0) is out of range; the text has {tokens} tokens")]
     Position {
         /// The position.
         position: usize,
@@ -63,7 +63,7 @@ pub enum InterpretError {
         /// Number of tokens in the corrupted prompt.
         corrupted: usize,
     },
-    /// The two prompts give the same metric, so there is no difference to attribute.
+    /// The two prompts have the same metric, so there is no difference to attribute.
     #[error(
         "both texts give the same value, {value}, so there is nothing to explain; use texts with different \
          predictions, or another answer"
@@ -73,7 +73,7 @@ pub enum InterpretError {
         value: String,
     },
     /// The hook point does not support the operation.
-    #[error("{site} cannot be used here; {reason}")]
+    #[error("hook point {site}: {reason}")]
     Site {
         /// The hook point.
         site: Site,
@@ -110,7 +110,16 @@ pub enum InterpretError {
 impl InterpretError {
     /// Whether the arguments are at fault rather than the computation.
     pub fn is_usage(&self) -> bool {
-        !matches!(self, Self::Compute(_))
+        self.kind().is_usage()
+    }
+}
+
+impl Diagnose for InterpretError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Compute(_) => ErrorKind::Failed,
+            _ => ErrorKind::Usage,
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Errors of jobs.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use candle_core::Error as CandleError;
-use candle_gpt2::ConfigError;
+use candle_gpt2::{ConfigError, Diagnose, ErrorKind};
 use candle_gpt2_engine::EngineError;
 use candle_gpt2_generation::GenerationError;
 use candle_gpt2_training::TrainingError;
@@ -38,19 +39,31 @@ pub enum JobError {
 impl JobError {
     /// Whether the job was interrupted, in any phase.
     pub fn is_interrupted(&self) -> bool {
-        match self {
-            Self::Training(error) => error.is_interrupted(),
-            Self::Engine(error) => error.is_interrupted(),
-            Self::Curve { .. } | Self::Generation(_) => false,
-        }
+        self.kind() == ErrorKind::Interrupted
     }
 
     /// Whether this is a usage error rather than a failed job.
     pub fn is_usage(&self) -> bool {
+        self.kind().is_usage()
+    }
+}
+
+impl Diagnose for JobError {
+    fn kind(&self) -> ErrorKind {
         match self {
-            Self::Training(error) => error.is_usage(),
-            Self::Engine(error) => error.is_usage(),
-            Self::Curve { .. } | Self::Generation(_) => false,
+            Self::Training(error) => error.kind(),
+            Self::Engine(error) => error.kind(),
+            Self::Generation(error) => error.kind(),
+            Self::Curve { .. } => ErrorKind::Failed,
+        }
+    }
+
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Training(error) => error.hint(),
+            Self::Engine(error) => error.hint(),
+            Self::Generation(error) => error.hint(),
+            Self::Curve { .. } => None,
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::kv_dtype::KvDType;
 #[non_exhaustive]
 pub enum KernelError {
     /// The bias of a linear layer does not match the layer's output width.
-    #[error("linear layer: expected a bias of shape ({expected}), found {found:?}")]
+    #[error("linear layer: expected a bias of shape ({expected}), found shape {found:?}")]
     BiasShape {
         /// Width of the output.
         expected: usize,
@@ -33,7 +33,7 @@ pub enum KernelError {
         found: Vec<usize>,
     },
     /// The residual does not match the output shape of the linear layer.
-    #[error("linear layer: expected a residual of shape {expected:?}, found {found:?}")]
+    #[error("linear layer: expected a residual of shape {expected:?}, found shape {found:?}")]
     ResidualShape {
         /// Shape of the output.
         expected: Vec<usize>,
@@ -41,15 +41,15 @@ pub enum KernelError {
         found: Vec<usize>,
     },
     /// A CPU kernel received values that are not f32 or not on the CPU.
-    #[error("expected f32 values on the CPU, found {found:?} values or values on another device")]
+    #[error("expected f32 values on the CPU; found {found:?} values, possibly on another device")]
     NotCpuFloats {
         /// Dtype of the values.
         found: DType,
     },
     /// The shapes of queries, keys and values do not match, or the visible keys of a query are invalid.
     #[error(
-        "attention: the shapes of q {q:?}, k {k:?} and v {v:?} do not match, \
-         or a query has no visible key or keys out of range"
+        "attention: the shapes of queries {q:?}, keys {k:?} and values {v:?} do not match, \
+         or a query's visible keys are empty or out of range"
     )]
     AttentionShapes {
         /// Shape of the queries.
@@ -61,7 +61,7 @@ pub enum KernelError {
     },
     /// The memory for keys and values could not be allocated.
     #[error(
-        "not enough memory for the keys and values of {tokens} tokens of width {width} in {dtype}; request fewer tokens"
+        "not enough memory for keys and values of {tokens} tokens (width {width}, dtype {dtype}); request fewer tokens"
     )]
     NoMemory {
         /// Requested number of tokens.
@@ -71,12 +71,12 @@ pub enum KernelError {
         /// Storage type of the values.
         dtype: KvDType,
     },
-    /// The device, or the memory, does not support this storage type of keys and values.
+    /// The device or the cache does not support this storage type for keys and values.
     ///
     /// `q8` is supported only on the CPU, and the CPU attention kernel reads only CPU memory in its own
     /// layout.
     #[error(
-        "keys and values in {dtype} are not supported on this device or in this cache; \
+        "keys and values of dtype {dtype} are not supported on this device or in this cache; \
          use f32 or f16, or q8 on the CPU"
     )]
     OnlyOnCpu {
@@ -103,8 +103,8 @@ pub enum KernelError {
     },
     /// New keys or values do not fit into their slots.
     #[error(
-        "attention: tokens {tokens:?} at positions {positions:?} do not fit in their slots \
-         of a cache of shape {memory:?}"
+        "attention: keys and values of shapes {tokens:?} do not fit in their slots at positions {positions:?}; \
+         the cache has shape {memory:?}"
     )]
     TokensDoNotFit {
         /// Shape of the memory.
@@ -114,9 +114,10 @@ pub enum KernelError {
         /// Position of each row's first token.
         positions: Vec<usize>,
     },
-    /// No kernel supports this step, which reads its positions from device memory.
+    /// No kernel supports this step, whose positions are in device memory.
     #[error(
-        "attention: no kernel for a step of {tokens:?} at positions {positions:?} into a cache of {memory:?}; \
+        "attention: no kernel for a step with tokens {tokens:?} (shape, dtype), positions of shape {positions:?} \
+         and a cache {memory:?} (shape, dtype); \
          a GPU step needs tokens and cache in the same dtype (f32, f16 or bf16), heads up to 256 wide, \
          a projection with a bias, and no gradients"
     )]
@@ -138,7 +139,7 @@ pub enum KernelError {
     },
     /// The projections do not have the shapes of queries, keys and values of all heads.
     #[error(
-        "attention: expected queries (B, T, {heads} heads) and keys and values (B, S, {heads} heads) in one to three tensors, with a visible key for each query; found {found:?}"
+        "attention: expected queries (B, T, {heads} heads) and keys and values (B, S, {heads} heads) in one to three tensors, with a visible key for each query; found shapes {found:?}"
     )]
     Projections {
         /// Number of heads.
@@ -164,7 +165,7 @@ pub enum KernelError {
         /// Shape of the outer matrix.
         b: Vec<usize>,
     },
-    /// The computation was interrupted, see [`interruptible`](crate::interruptible).
+    /// The computation was interrupted; see [`interruptible`](crate::interruptible).
     #[error("the computation was interrupted")]
     Interrupted,
     /// The number of initial gradients differs from the number of variables.
@@ -178,7 +179,7 @@ pub enum KernelError {
     /// A gradient does not match its variable in shape, dtype or device, or is not contiguous.
     #[error(
         "gradients: expected contiguous values with the variable's shape {expected:?}, dtype and device, \
-         found {found:?}"
+         found values of shape {found:?}"
     )]
     GradientShape {
         /// Shape of the variable.
@@ -190,7 +191,7 @@ pub enum KernelError {
     #[error("a parameter, its gradient and its running means must not share memory")]
     SharedMemory,
     /// The number of targets differs from the number of rows, or there are no rows.
-    #[error("loss: expected one target for each of {rows} rows, and at least one row, found {found} targets")]
+    #[error("loss: expected at least one row and one target per row, found {rows} rows and {found} targets")]
     TargetCount {
         /// Number of rows of hidden states.
         rows: usize,
@@ -198,7 +199,7 @@ pub enum KernelError {
         found: usize,
     },
     /// A target is outside the vocabulary.
-    #[error("loss: the target {found} is outside the vocabulary of {vocabulary} tokens")]
+    #[error("loss: target {found} is outside the vocabulary of {vocabulary} tokens")]
     TargetRange {
         /// Vocabulary size.
         vocabulary: usize,
@@ -225,9 +226,9 @@ impl From<KernelError> for candle_core::Error {
     }
 }
 
-/// Another crate's error inside candle's error type.
+/// Wrapper that carries any error inside candle's error type.
 ///
-/// It has the error's message and returns the error as its source.
+/// It displays the error's message and returns the error as its source.
 #[derive(Debug, Error)]
 #[error("{0}")]
 struct Carried(#[source] Box<dyn Error + Send + Sync>);

@@ -3,10 +3,11 @@
 //! Each message states the problem and what to do about it. Errors of lower-level crates pass through
 //! unchanged.
 
+use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
 
-use candle_gpt2::bounded_message;
+use candle_gpt2::{Diagnose, ErrorKind, bounded_message};
 use candle_gpt2_engine::EngineError;
 use candle_gpt2_interpret::{FileError, InterpretError};
 use candle_gpt2_weights::WeightsError;
@@ -30,7 +31,7 @@ pub enum LookError {
     /// An option does not fit the model, the text or another option.
     #[error("{}", bounded_message(.0))]
     InvalidOption(String),
-    /// Error from the interpret crate, such as a head that the model lacks.
+    /// Error from the interpret crate, such as a head index that is out of range.
     #[error(transparent)]
     Interpret(#[from] InterpretError),
     /// Error from the engine, such as a text that cannot be encoded.
@@ -44,7 +45,7 @@ pub enum LookError {
     File {
         /// Path of the file or folder.
         path: PathBuf,
-        /// Problem with its contents.
+        /// Problem with the contents of the file or folder.
         #[source]
         error: FileError,
     },
@@ -74,18 +75,33 @@ pub enum LookError {
 impl LookError {
     /// Whether the user's input is at fault, rather than a file, the model or the machine.
     pub fn is_usage(&self) -> bool {
+        self.kind().is_usage()
+    }
+}
+
+impl Diagnose for LookError {
+    fn kind(&self) -> ErrorKind {
         match self {
-            Self::InvalidOption(_) => true,
-            Self::Interpret(error) => error.is_usage(),
-            Self::Engine(error) => error.is_usage(),
-            Self::File { error, .. } => {
-                matches!(
-                    error,
-                    FileError::OtherModel { .. } | FileError::OtherDepth { .. } | FileError::Hook { .. }
-                )
-            }
-            Self::In { error, .. } => error.is_usage(),
-            Self::Weights(_) | Self::Read { .. } | Self::Compute(_) => false,
+            Self::InvalidOption(_)
+            | Self::File {
+                error: FileError::OtherModel { .. } | FileError::OtherDepth { .. } | FileError::Hook { .. },
+                ..
+            } => ErrorKind::Usage,
+            Self::Interpret(error) => error.kind(),
+            Self::Engine(error) => error.kind(),
+            Self::Weights(error) => error.kind(),
+            Self::In { error, .. } => error.kind(),
+            Self::Read { error, .. } => ErrorKind::of_io(error),
+            Self::File { .. } | Self::Compute(_) => ErrorKind::Failed,
+        }
+    }
+
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Engine(error) => error.hint(),
+            Self::Weights(error) => error.hint(),
+            Self::In { error, .. } => error.hint(),
+            _ => None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Errors in drawing a report.
+//! Errors from drawing a report.
 
 /// Reason why a report cannot be drawn.
 ///
@@ -22,7 +22,7 @@ pub enum PictureError {
         found: usize,
     },
     /// The number of texts is neither zero nor the number of values.
-    #[error("expected {expected} texts (one per value) or none, found {found}")]
+    #[error("expected {expected} cell texts (one per value) or none, found {found}")]
     Texts {
         /// Number of values.
         expected: usize,

@@ -5,8 +5,8 @@
 
 use std::error::Error;
 use std::ffi::CString;
-use std::io;
 
+use candle_gpt2::{Diagnose, ErrorKind};
 use candle_gpt2_api::{ApiError, SetupError};
 use candle_gpt2_compression::CompressionError;
 use candle_gpt2_engine::EngineError;
@@ -98,151 +98,38 @@ fn message(error: &(dyn Error + 'static)) -> String {
     RESERVED.into_iter().fold(message, keyword)
 }
 
-fn from_error(error: &(dyn Error + 'static), is_usage: bool) -> Failure {
-    if is_usage { value_error(message(error)) } else { gpt2_error(message(error)) }
-}
-
-impl From<EngineError> for Failure {
-    fn from(error: EngineError) -> Self {
-        match error {
-            EngineError::Weights(error) => error.into(),
-            EngineError::Generation(error) => error.into(),
-            error => from_error(&error, error.is_usage()),
-        }
+/// Converts an error to the exception of its kind.
+fn raised(error: &(impl Diagnose + 'static)) -> Failure {
+    let message = message(error);
+    match error.kind() {
+        ErrorKind::NotFound => Failure(PyFileNotFoundError::new_err(message)),
+        ErrorKind::Usage | ErrorKind::Input => value_error(message),
+        ErrorKind::Interrupted | ErrorKind::Failed => gpt2_error(message),
     }
 }
 
-impl From<WeightsError> for Failure {
-    fn from(error: WeightsError) -> Self {
-        let is_missing = match &error {
-            WeightsError::NotFound { .. }
-            | WeightsError::NoConfig { .. }
-            | WeightsError::NoWeights { .. } => true,
-            WeightsError::Read { error, .. } => error.kind() == io::ErrorKind::NotFound,
-            _ => false,
-        };
-        let is_usage = matches!(
-            error,
-            WeightsError::NotOnCpu { .. }
-                | WeightsError::NotOnGpu { .. }
-                | WeightsError::NoTokenizer { .. }
-                | WeightsError::Encode { .. }
-                | WeightsError::UnsupportedHead { .. }
-        );
-        match is_missing {
-            true => Self(PyFileNotFoundError::new_err(message(&error))),
-            false => from_error(&error, is_usage),
-        }
-    }
-}
-
-impl From<GenerationError> for Failure {
-    fn from(error: GenerationError) -> Self {
-        from_error(&error, error.is_usage())
-    }
-}
-
-impl From<CompressionError> for Failure {
-    fn from(error: CompressionError) -> Self {
-        match error {
-            CompressionError::Engine(error) => error.into(),
-            error => from_error(&error, error.is_usage()),
-        }
-    }
-}
-
-impl From<EvaluationError> for Failure {
-    fn from(error: EvaluationError) -> Self {
-        match error {
-            EvaluationError::Engine(error) => error.into(),
-            EvaluationError::File { ref cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
-                Self(PyFileNotFoundError::new_err(error.to_string()))
+/// Converts errors by a function.
+macro_rules! convert {
+    ($convert:expr; $($error:ty),+) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                $convert(&error)
             }
-            error => from_error(&error, error.is_usage()),
-        }
-    }
+        })+
+    };
 }
 
-impl From<InterpretError> for Failure {
-    fn from(error: InterpretError) -> Self {
-        from_error(&error, error.is_usage())
-    }
-}
-
-impl From<LookError> for Failure {
-    fn from(error: LookError) -> Self {
-        match error {
-            LookError::Engine(error) => error.into(),
-            LookError::Weights(error) => error.into(),
-            LookError::Compute(error) => error.into(),
-            LookError::Read { error: ref missing, .. } if missing.kind() == io::ErrorKind::NotFound => {
-                Self(PyFileNotFoundError::new_err(message(&error)))
-            }
-            error => from_error(&error, error.is_usage()),
-        }
-    }
-}
+convert!(raised; CompressionError, EngineError, EvaluationError, GenerationError, InterpretError, JobError, LookError, SetupError, TrainingError, WeightsError);
+convert!(|error| value_error(message(error)); GrammarError, PictureError, SiteError);
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
         // Callers own the model, so include the internal cause.
         match error.cause() {
             Some(cause) => gpt2_error(cause),
-            None => from_error(&error, error.status() < 500),
+            None if error.status() < 500 => value_error(message(&error)),
+            None => gpt2_error(message(&error)),
         }
-    }
-}
-
-impl From<SetupError> for Failure {
-    fn from(error: SetupError) -> Self {
-        from_error(&error, false)
-    }
-}
-
-impl From<GrammarError> for Failure {
-    fn from(error: GrammarError) -> Self {
-        from_error(&error, true)
-    }
-}
-
-impl From<SiteError> for Failure {
-    fn from(error: SiteError) -> Self {
-        from_error(&error, true)
-    }
-}
-
-impl From<JobError> for Failure {
-    fn from(error: JobError) -> Self {
-        match error {
-            JobError::Training(error) => error.into(),
-            JobError::Engine(error) => error.into(),
-            JobError::Generation(error) => error.into(),
-            error => from_error(&error, error.is_usage()),
-        }
-    }
-}
-
-impl From<TrainingError> for Failure {
-    fn from(error: TrainingError) -> Self {
-        match error {
-            TrainingError::Weights(error) => error.into(),
-            error => {
-                let is_missing = matches!(
-                    &error,
-                    TrainingError::File { error, .. } if error.kind() == io::ErrorKind::NotFound
-                );
-                match is_missing {
-                    true => Self(PyFileNotFoundError::new_err(message(&error))),
-                    false => from_error(&error, error.is_usage()),
-                }
-            }
-        }
-    }
-}
-
-impl From<PictureError> for Failure {
-    fn from(error: PictureError) -> Self {
-        from_error(&error, true)
     }
 }
 

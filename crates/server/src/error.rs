@@ -1,9 +1,11 @@
 //! Errors of a server that cannot start or had to stop.
 
+use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use candle_gpt2::{Diagnose, ErrorKind};
 use candle_gpt2_api::SetupError;
 use candle_gpt2_engine::EngineError;
 use thiserror::Error;
@@ -129,11 +131,38 @@ pub enum ServerError {
 impl ServerError {
     /// Whether the options are at fault rather than the model or the machine.
     pub fn is_usage(&self) -> bool {
+        self.kind().is_usage()
+    }
+}
+
+impl Diagnose for ServerError {
+    fn kind(&self) -> ErrorKind {
         match self {
-            Self::Option { .. } | Self::NoKey { .. } => true,
-            Self::Engine(error) | Self::Setup(SetupError::Engine(error)) => error.is_usage(),
-            Self::Setup(SetupError::ChatTemplate { .. }) => true,
-            _ => false,
+            Self::Option { .. } | Self::NoKey { .. } => ErrorKind::Usage,
+            Self::Engine(error) => error.kind(),
+            Self::Setup(error) => error.kind(),
+            _ => ErrorKind::Failed,
         }
+    }
+
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
+            Self::Option { option, .. } => match *option {
+                "aliases" => "`alias`",
+                "allow_hosts" => "`allow_host`",
+                "cors_origins" => "`cors_origin`",
+                "keys" => "`api_key_file`, GPT2_API_KEY",
+                "name" => "`served_model_name`",
+                option => return Some(format!("`{option}`").into()),
+            },
+            Self::Address { .. } => "`host`, `port`",
+            Self::Socket { .. } | Self::SocketInUse { .. } | Self::NotASocket { .. } => "`unix_socket`",
+            Self::NoKey { .. } => "`api_key_file`, `host`, `no_auth`",
+            Self::PortInUse { .. } => "`port`",
+            Self::Engine(EngineError::NoRoom { .. }) => "`parallel`, `kv_tokens`, `kv_dtype` f16",
+            Self::CutOff { .. } => "`drain_timeout`",
+            _ => return None,
+        };
+        Some(hint.into())
     }
 }

@@ -1,9 +1,10 @@
 //! Errors that prevent training from starting or continuing, with the reason and a remedy.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
-use candle_gpt2::{ConfigError, bounded_message};
+use candle_gpt2::{ConfigError, Diagnose, ErrorKind, bounded_message};
 use candle_gpt2_weights::{WeightsError, grouped};
 use serde_json::Value;
 use thiserror::Error;
@@ -100,7 +101,7 @@ pub enum TrainingError {
         /// Number of tokens that one window needs.
         needed: usize,
     },
-    /// A token of the data is not in the model's vocabulary.
+    /// A token in the data is not in the model's vocabulary.
     #[error(
         "the tokenizer does not match the model: token id {id} is outside the vocabulary of {vocab_size} \
          tokens; \
@@ -177,12 +178,37 @@ pub enum TrainingError {
 impl TrainingError {
     /// Whether the job was interrupted at any stage.
     pub fn is_interrupted(&self) -> bool {
-        matches!(self, Self::Interrupted { .. } | Self::Weights(WeightsError::Interrupted))
+        self.kind() == ErrorKind::Interrupted
     }
 
     /// Whether this is a usage error, as opposed to a failed job.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::OptionOutOfRange { .. } | Self::Call { .. } | Self::NoRoom { .. })
+        self.kind().is_usage()
+    }
+}
+
+impl Diagnose for TrainingError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::OptionOutOfRange { .. } | Self::Call { .. } | Self::NoRoom { .. } => ErrorKind::Usage,
+            Self::Interrupted { .. } => ErrorKind::Interrupted,
+            Self::Weights(error) => error.kind(),
+            Self::File { error, .. } => ErrorKind::of_io(error),
+            _ => ErrorKind::Failed,
+        }
+    }
+
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
+            Self::Weights(error) => return error.hint(),
+            Self::TooFewTokens { .. } => "`context`",
+            Self::Vocabulary { .. } => "`tokenizer`",
+            Self::NotFinite { .. } => "`lr`, `grad_clip`",
+            Self::OtherState { .. } => "`out`",
+            Self::Interrupted { state: Some(_) } => "`resume`",
+            _ => return None,
+        };
+        Some(hint.into())
     }
 }
 

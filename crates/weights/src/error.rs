@@ -1,10 +1,10 @@
 //! Errors from opening and loading checkpoints. Each message states the problem and how to fix it.
 
-use std::fmt;
-use std::io::ErrorKind;
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
-use candle_gpt2::{ConfigError, HeadKind, bounded_message, excerpt};
+use candle_gpt2::{ConfigError, Diagnose, ErrorKind, HeadKind, bounded_message, excerpt};
 use thiserror::Error;
 
 use crate::WeightDType;
@@ -29,7 +29,7 @@ pub enum WeightsError {
         /// Path of the file.
         path: PathBuf,
         /// Operating system error.
-        error: std::io::Error,
+        error: io::Error,
     },
     /// A tensor could not be read.
     #[error("{path}: tensor `{name}` cannot be read: {error}", name = excerpt(.name))]
@@ -39,7 +39,7 @@ pub enum WeightsError {
         /// Name of the tensor in the file.
         name: String,
         /// Operating system error.
-        error: std::io::Error,
+        error: io::Error,
     },
     /// A folder has no configuration, or a weights file has none next to it.
     #[error(
@@ -198,12 +198,55 @@ pub enum WeightsError {
     Candle(#[from] candle_core::Error),
 }
 
+impl Diagnose for WeightsError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotOnCpu { .. } | Self::NotOnGpu { .. } | Self::UnsupportedHead { .. } => ErrorKind::Usage,
+            Self::NoTokenizer { .. } | Self::Encode { .. } => ErrorKind::Input,
+            Self::NotFound { .. } | Self::NoConfig { .. } | Self::NoWeights { .. } => ErrorKind::NotFound,
+            Self::Read { error, .. } => ErrorKind::of_io(error),
+            Self::Interrupted => ErrorKind::Interrupted,
+            _ => ErrorKind::Failed,
+        }
+    }
+
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
+            Self::NotOnCpu { .. } => "without `dtype` it uses the checkpoint's dtype, bf16 as f32",
+            Self::NotOnGpu { .. } => "a quantized `dtype` needs `device` cpu",
+            Self::NotFound { path } => of_missing(&path.to_string_lossy()),
+            Self::UnknownHeads { .. } | Self::OtherHeads { .. } => "`n_head`",
+            Self::NoTokenizer { .. } => "`tokenizer` FILE, or `ids` in place of text",
+            Self::UnsupportedHead { found: HeadKind::LanguageModel, .. } => "`gpt2 train --task classify`",
+            Self::UnsupportedHead { .. } => "`gpt2 classify`",
+            _ => return None,
+        };
+        Some(hint.into())
+    }
+}
+
+/// Returns advice for a model name that is not a file.
+///
+/// Other programs use addresses and tags in Hub names.
+fn of_missing(name: &str) -> &'static str {
+    if name.contains("hf.co/") || name.contains("huggingface.co/") {
+        return "a model on the Hub is named owner/name, without the URL";
+    }
+    match name.rsplit_once(':') {
+        // A single letter before the colon is a Windows drive.
+        Some((before, tag)) if before.len() > 1 && !tag.contains(['/', '\\']) => {
+            "names have no tags; use gpt2, or owner/name on the Hub"
+        }
+        _ => "gpt2 downloads GPT-2, built-in selects the bundled model",
+    }
+}
+
 impl WeightsError {
     /// Converts a read error that may come from [`open_regular`](crate::open_regular) or a size limit.
-    pub(crate) fn unreadable(path: &Path, error: std::io::Error) -> Self {
+    pub(crate) fn unreadable(path: &Path, error: io::Error) -> Self {
         let path = path.to_owned();
         match error.kind() {
-            ErrorKind::InvalidInput | ErrorKind::FileTooLarge => {
+            io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => {
                 Self::NotWeights { path, what: error.to_string() }
             }
             _ => Self::Read { path, error },
@@ -302,17 +345,13 @@ impl fmt::Display for Mismatch {
         let name = excerpt(self.name());
         match self {
             Self::Missing { expected, .. } => {
-                write!(f, "tensor `{name}` is missing: expected {}", ShapeOf(expected))
+                write!(f, "tensor `{name}` is missing: expected shape {}", ShapeOf(expected))
             }
             Self::Surplus { found, .. } => {
-                write!(
-                    f,
-                    "tensor `{name}` is unexpected: found {}, not a parameter of the model",
-                    ShapeOf(found)
-                )
+                write!(f, "tensor `{name}` of shape {} is not a parameter of the model", ShapeOf(found))
             }
             Self::Shape { expected, found, .. } => {
-                write!(f, "tensor `{name}`: expected {}, found {}", ShapeOf(expected), ShapeOf(found))
+                write!(f, "tensor `{name}`: expected shape {}, found {}", ShapeOf(expected), ShapeOf(found))
             }
             Self::TieContradiction { embedding, differing, elements, .. } => write!(
                 f,
@@ -325,7 +364,7 @@ impl fmt::Display for Mismatch {
                  define one label per row in `id2label` and `label2id`"
             ),
             Self::DType { found, .. } => {
-                write!(f, "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}")?;
+                write!(f, "tensor `{name}`: expected dtype F32, F16, BF16 or F64, found {found}")?;
                 // GGUF types that only llama.cpp can compute with.
                 let is_ggml = ["IQ", "TQ", "MXFP", "Q4_0_", "an unknown ggml type"]
                     .iter()
