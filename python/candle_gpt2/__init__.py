@@ -8,8 +8,8 @@ The options of ``generate``, ``stream`` and ``stream_batch`` are named as in tra
 
 - when to stop: ``max_new_tokens``, ``max_length``, ``min_new_tokens``, ``max_time``, ``eos_token_id``,
   ``stop_strings``
-- sampling: ``do_sample``, ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p``, ``epsilon_cutoff``,
-  ``eta_cutoff``, ``seed``, ``num_return_sequences``
+- sampling: ``do_sample``, ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p``, ``top_h``,
+  ``epsilon_cutoff``, ``eta_cutoff``, ``seed``, ``num_return_sequences``
 - logits processors: ``encoder_repetition_penalty``, ``repetition_penalty``, ``presence_penalty``,
   ``frequency_penalty``, ``no_repeat_ngram_size``, ``encoder_no_repeat_ngram_size``, ``bad_words_ids``,
   ``sequence_bias``, ``suppress_tokens``, ``begin_suppress_tokens``, ``forced_bos_token_id``,

@@ -1,4 +1,4 @@
-"""Expected outputs of generation in transformers; run it in two environments.
+"""Expected outputs of generation in transformers; run this suite in two environments.
 
 With scripts/requirements.txt it writes generation.json (logits processors, beam search). With transformers
 4.49.0 instead it writes generation_4_49.json (beam search with groups, contrastive search), which later
@@ -21,7 +21,7 @@ def config_of(options):
     return GenerationConfig(bos_token_id=0, pad_token_id=0, **{"num_beams": 1, **options})
 
 
-# Options of our configuration only; transformers has no counterpart.
+# Options that only our configuration has; transformers has no counterpart.
 OWN_OPTIONS = ("presence_penalty", "frequency_penalty")
 SAMPLE = {"do_sample": True, "top_k": 0}
 PROCESSOR_CASES = [
@@ -61,7 +61,13 @@ PROCESSOR_CASES = [
         "sequence_bias": [[[7], 2.5], [[9, 11], -3.0]], "suppress_tokens": [1],
     },
 ]
-# The first new token after a one-token prompt, to which transformers applies the forced token.
+TOP_H_CASES = [
+    {**SAMPLE, "top_h": 0.02},
+    {**SAMPLE, "top_h": 0.4},
+    {**SAMPLE, "top_h": 0.85, "temperature": 1.7},
+    {"do_sample": True, "top_h": 0.9, "top_k": 4},
+]
+# Cases for the first new token after a one-token prompt, where transformers applies the forced token.
 FIRST_TOKEN_CASES = [
     {"forced_bos_token_id": 17},
     {"begin_suppress_tokens": [4, 44]},
@@ -109,6 +115,11 @@ def export_processors(model):
         run(options, [9], 1)
     run({}, history, 5, allowed=lambda _, ids: [id for id in range(size) if (id + len(ids)) % 3 == 0])
     run({"suppress_tokens": [6, 8]}, history, 5, allowed=lambda _, ids: [4, 5, 6])
+    for options in TOP_H_CASES:
+        run(options, history, 5)
+    # Top-H sampling considers 100 tokens.
+    size = 300
+    run({**SAMPLE, "top_h": 0.9}, history, 5)
     return cases
 
 

@@ -22,7 +22,7 @@ impl GenerationConfig {
 
     /// Checks the options that depend on the model.
     ///
-    /// Every token id must be in the vocabulary. The tokens to keep of long prompts and sliding windows
+    /// Every token id must be in the vocabulary. The tokens to keep from long prompts and in sliding windows
     /// must fit into the context.
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl GenerationConfig {
         let (beams, groups, texts) = (self.num_beams, self.num_beam_groups, self.num_return_sequences);
         if self.min_new_tokens > self.max_new_tokens {
             let (min, max) = (self.min_new_tokens, self.max_new_tokens);
-            return conflict(&format!("`min_new_tokens` {min} is more than `max_new_tokens` {max}"));
+            return conflict(&format!("`min_new_tokens` {min} exceeds `max_new_tokens` {max}"));
         }
         match self.search_mode() {
             SearchMode::Beams if self.do_sample => {
@@ -154,7 +154,7 @@ impl GenerationConfig {
                  otherwise all groups find the same completions",
             ),
             SearchMode::Beams if texts > beams => {
-                conflict(&format!("`num_return_sequences` {texts} is more than `num_beams` {beams}"))
+                conflict(&format!("`num_return_sequences` {texts} exceeds `num_beams` {beams}"))
             }
             SearchMode::Contrastive if self.top_k < 2 => {
                 conflict("contrastive search chooses among `top_k` tokens; set `top_k` to at least 2")

@@ -8,13 +8,12 @@ use serde_json::{Map, Value};
 use super::table::{GenerationConfig, GenerationOptions, OPTIONS};
 use crate::GenerationError;
 
-/// Unsupported keys of `generation_config.json` that would change the completion.
+/// Unsupported keys in `generation_config.json` that would change the completion.
 ///
 /// Null, false and the number next to a key change nothing and are accepted.
-const REFUSED_KEYS: [(&str, Option<f64>); 12] = [
+const REFUSED_KEYS: [(&str, Option<f64>); 11] = [
     ("guidance_scale", Some(1.0)),
     ("min_length", Some(0.0)),
-    ("top_h", None),
     ("exponential_decay_length_penalty", None),
     ("forced_eos_token_id", None),
     ("force_words_ids", None),
@@ -27,7 +26,7 @@ const REFUSED_KEYS: [(&str, Option<f64>); 12] = [
 ];
 
 impl GenerationConfig {
-    /// Applies the options of a `generation_config.json` and returns the new configuration.
+    /// Applies the options in a `generation_config.json` and returns the new configuration.
     ///
     /// Keys that do not change the completion are ignored.
     ///
@@ -38,7 +37,7 @@ impl GenerationConfig {
         Ok(self.with_stated(&GenerationOptions::of_json(json)?))
     }
 
-    /// Applies the options of a `generation_config.json` that [`GenerationOptions::of_json`] has read.
+    /// Applies the options that [`GenerationOptions::of_json`] read from a `generation_config.json`.
     pub fn with_stated(mut self, stated: &GenerationOptions) -> Self {
         // A limit on the total length replaces the default limit on new tokens.
         if stated.max_length.is_some() {
@@ -50,7 +49,7 @@ impl GenerationConfig {
 }
 
 impl GenerationOptions {
-    /// Reads the options of a `generation_config.json`.
+    /// Reads the options in a `generation_config.json`.
     ///
     /// Keys that do not change the completion are ignored.
     ///

@@ -10,7 +10,7 @@ use serde_json::Value;
 /// values.
 pub const MIN_TEMPERATURE: f64 = 1e-6;
 
-/// Maximum number of beams, and of completions for one prompt.
+/// Maximum number of beams, and maximum number of completions for one prompt.
 ///
 /// This is far more than anyone reads. The memory for their keys and values depends on the model and is
 /// checked separately. [`GenerationConfig::check`](crate::GenerationConfig::check) rejects larger
@@ -27,15 +27,21 @@ pub enum EarlyStopping {
     /// Ends once there is a completion for every beam: `true`.
     #[cfg_attr(feature = "clap", value(name = "true", help = "When every beam has a completion"))]
     Full,
-    /// Ends when no running beam, at its present length, beats the worst completion: `false`.
+    /// Ends when no running beam, at its current length, beats the worst finished completion: `false`.
     #[default]
     #[cfg_attr(
         feature = "clap",
-        value(name = "false", help = "When no running beam, at its present length, beats the worst of them")
+        value(
+            name = "false",
+            help = "When no running beam, at its current length, beats the worst completion"
+        )
     )]
     Heuristic,
     /// Ends when no running beam can ever beat the worst finished completion: `"never"`.
-    #[cfg_attr(feature = "clap", value(name = "never", help = "When no running beam can ever beat it"))]
+    #[cfg_attr(
+        feature = "clap",
+        value(name = "never", help = "When no running beam can ever beat the worst completion")
+    )]
     Never,
 }
 

@@ -35,7 +35,7 @@ impl GenerationOptions {
         {
             return Err(GenerationError::OptionOutOfRange {
                 option: "temperature",
-                expected: "at least 0 (0 is greedy) and finite in f32".into(),
+                expected: "at least 0 (0 selects greedy decoding) and finite in f32".into(),
                 found: temperature.to_string(),
             });
         }
@@ -47,7 +47,7 @@ impl GenerationOptions {
         self.temperature.is_some_and(|temperature| (0.0..).contains(&temperature) && !samples_at(temperature))
     }
 
-    /// Replaces a temperature of 0 by `do_sample` and drops the options that it makes ineffective.
+    /// Replaces a temperature of 0 with `do_sample: false` and drops options that then have no effect.
     fn resolved(&self) -> Cow<'_, Self> {
         if !self.is_greedy() {
             return Cow::Borrowed(self);
@@ -71,8 +71,11 @@ impl GenerationOptions {
             .collect();
         match idle.as_slice() {
             [] => Vec::new(),
-            [option] => vec![format!("`temperature` 0 is greedy: {option} has no effect")],
-            options => vec![format!("`temperature` 0 is greedy: {} have no effect", options.join(", "))],
+            [option] => vec![format!("`temperature` 0 selects greedy decoding, so {option} has no effect")],
+            options => vec![format!(
+                "`temperature` 0 selects greedy decoding, so {} have no effect",
+                options.join(", ")
+            )],
         }
     }
 
@@ -112,7 +115,7 @@ impl GenerationOptions {
                 "`keep_head` has no effect without `keep_last` or `slide`; set one of them".into(),
             );
         }
-        // Tokens and combinations are checked later, together with the checkpoint's options.
+        // Token ids and combinations of options are checked later, together with the checkpoint's options.
         let sampling = GenerationConfig { do_sample: true, ..GenerationConfig::default() };
         self.merge_into(sampling).check_ranges()
     }

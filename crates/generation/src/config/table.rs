@@ -55,8 +55,9 @@ const SECONDS: Range = range("a number of seconds greater than 0", |x| x > 0.0);
 const TEXTS: Range = range("from 1 to 4096", |x| (1.0..=MAX_TEXTS as f64).contains(&x));
 const SHARE: Range = range("from 0 to 1", |x| (0.0..=1.0).contains(&x));
 const LENGTH_POWER: Range = range("from -20 to 20", |x| x.abs() <= MAX_LENGTH_PENALTY);
-const TEMPERATURE: Range =
-    sampling("at least 0.000001 (for 0 set do_sample to false)", |x| x >= MIN_TEMPERATURE && is_finite(x));
+const TEMPERATURE: Range = sampling("at least 0.000001 (for greedy decoding, set do_sample to false)", |x| {
+    x >= MIN_TEMPERATURE && is_finite(x)
+});
 const SAMPLED_MASS: Range = sampling("a number greater than 0 and at most 1", |x| x > 0.0 && x <= 1.0);
 const SAMPLED_SHARE: Range = sampling("from 0 to 1", |x| (0.0..=1.0).contains(&x));
 const SAMPLED_CUTOFF: Range = sampling("at least 0 and less than 1", |x| (0.0..1.0).contains(&x));
@@ -157,7 +158,7 @@ impl fmt::Display for RequestField {
 /// Largest integer that a request may set; it exceeds every context size.
 const MAX_WHOLE: f64 = u32::MAX as f64;
 
-/// Type of an option's field in the configuration: the option's own type, unless the row overrides it.
+/// Type of an option's field in the configuration: the option's type, unless the row overrides it.
 macro_rules! config_type {
     ($kind:ty) => {
         $kind
@@ -244,7 +245,7 @@ macro_rules! options {
             }
         }
 
-        /// Options of a request; unset options keep the model's defaults.
+        /// Options in a request; unset options keep the model's defaults.
         ///
         /// Fields have the same meaning as in [`GenerationConfig`], with one exception. A `temperature` of 0
         /// requests greedy decoding; see [`samples_at`](crate::samples_at).
@@ -277,10 +278,10 @@ macro_rules! options {
             /// is rejected
             #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts"))]
             pub keep_last: Option<usize>,
-            /// Also keep the first N tokens of a long prompt, and when the window slides
+            /// Also keep the first N tokens of a long prompt and of a full context whose window slides
             #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts"))]
             pub keep_head: Option<usize>,
-            /// When the context is full, continue with the last half of it
+            /// When the context is full, keep its last half and continue
             #[cfg_attr(feature = "clap", arg(long, help_heading = "Long texts"))]
             pub slide: bool,
             /// Whether the model has an assistant.
@@ -380,11 +381,11 @@ options! {
         /// context is full [default: 100]
         #[arg(short = 'n', value_name = "N")]
         max_new_tokens: usize = MAX_NEW_TOKENS;
-        /// Maximum number of tokens of prompt and completion together; a prompt of this length or more gets
-        /// no completion; --max-new-tokens takes precedence
+        /// Maximum total number of tokens in prompt and completion; a prompt of this length or more gets no
+        /// completion; --max-new-tokens takes precedence
         #[arg(value_name = "N")]
         max_length: usize as Option<usize> = None;
-        /// No end-of-text token before N new tokens
+        /// Minimum number of new tokens before an end-of-text token
         #[arg(value_name = "N")]
         min_new_tokens: usize = 0;
         /// Maximum time for a completion including its prompt, checked after each token
@@ -426,6 +427,10 @@ options! {
         #[arg(value_name = "P")]
         #[request(RequestField::above(0.0, 1.0).alias("typical"))]
         typical_p: f64 = 1.0, in SAMPLED_MASS;
+        /// Top-H sampling: sample from the most probable tokens that add up to H times the entropy, in (0, 1]
+        #[arg(value_name = "H")]
+        #[request(RequestField::above(0.0, 1.0))]
+        top_h: f64 as Option<f64> = None, in SAMPLED_MASS;
         /// Sample from tokens with at least probability P, in [0, 1)
         #[arg(value_name = "P")]
         epsilon_cutoff: f64 = 0.0, in SAMPLED_CUTOFF;
@@ -433,10 +438,10 @@ options! {
         /// [0, 1)
         #[arg(value_name = "P")]
         eta_cutoff: f64 = 0.0, in SAMPLED_CUTOFF;
-        /// Seed of the random numbers (ChaCha8), which give the same samples on every machine [default: 0]
+        /// Random seed (ChaCha8); the same seed gives the same samples on every machine [default: 0]
         #[arg(short, value_name = "SEED")]
         seed: u64 = 0;
-        /// Completions for each prompt [default: 1]
+        /// Number of completions for each prompt [default: 1]
         #[arg(value_name = "N")]
         num_return_sequences: usize = 1, in TEXTS;
     }
@@ -458,19 +463,19 @@ options! {
         #[arg(value_name = "X")]
         #[request(RequestField::from(-2.0, 2.0))]
         frequency_penalty: f64 = 0.0, in FINITE;
-        /// Forbid repeated N-grams, including those of the prompt
+        /// Forbid repeating an N-gram from the prompt or the completion
         #[arg(value_name = "N")]
         #[request(RequestField::from(0.0, MAX_WHOLE))]
         no_repeat_ngram_size: usize = 0;
-        /// Forbid the N-grams of the prompt
+        /// Forbid repeating an N-gram from the prompt
         #[arg(value_name = "N")]
         #[request(RequestField::from(0.0, MAX_WHOLE))]
         encoder_no_repeat_ngram_size: usize = 0;
         /// Never generate this sequence of tokens; may be given several times
         #[arg(value_name = "ID,ID", value_parser = ids_of_text)]
         bad_words_ids: Vec<Vec<u32>> = Vec::new();
-        /// Add X to the logit of token ID (-inf removes it), or of the last of several if the others precede
-        /// it; may be given several times
+        /// Add X to the logit of token ID (-inf removes the token); with several ids, bias the last one
+        /// where the others precede it; may be given several times
         #[arg(long = "logit-bias", alias = "sequence-bias", value_name = "ID=X", value_parser = bias_of_text)]
         sequence_bias: Vec<(Vec<u32>, f64)> = Vec::new();
         /// Never generate these tokens
@@ -479,10 +484,10 @@ options! {
         /// Never generate these tokens first
         #[arg(value_name = "ID", value_delimiter = ',')]
         begin_suppress_tokens: Vec<u32> = Vec::new();
-        /// Begin the completion of a prompt of one token with token ID, as transformers does
+        /// Begin the completion of a one-token prompt with token ID, as transformers does
         #[arg(value_name = "ID")]
         forced_bos_token_id: u32 as Option<u32> = None;
-        /// Normalize the processed logits to log-probabilities; this changes the scores of beams only
+        /// Normalize the processed logits to log-probabilities; this changes only beam scores
         #[arg(num_args = 0, allow_negative_numbers = false, default_missing_value = "true")]
         renormalize_logits: bool = false;
     }
@@ -497,19 +502,20 @@ options! {
         /// Penalty for tokens that another group chose
         #[arg(value_name = "X")]
         diversity_penalty: f64 = 0.0, in NOT_NEGATIVE;
-        /// Token that other beam groups see in place of the next token of a finished group; by default the
-        /// first end-of-text token
+        /// Token that the other beam groups avoid once a group has finished; by default the first
+        /// end-of-text token
         #[arg(value_name = "ID")]
         pad_token_id: u32 as Option<u32> = None;
         /// Divide a beam's score by its length to the power X: above 0 favors long completions [default: 1]
         #[arg(value_name = "X")]
         length_penalty: f64 = 1.0, in LENGTH_POWER;
-        /// End the search once every beam has a completion (true), once a better one is unlikely (false), or
-        /// once it is impossible (never)
+        /// End the search once every beam has a completion (true), once a better completion is unlikely
+        /// (false), or once a better completion is impossible (never)
         #[arg(value_name = "WHEN", num_args = 0..=1, default_missing_value = "true")]
         early_stopping: EarlyStopping = EarlyStopping::Heuristic;
-        /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text
-        /// so far; it reads each candidate, and so ends one token before the context is full
+        /// Contrastive search among the --top-k most probable tokens, with weight X on the penalty for
+        /// resembling earlier tokens; the model reads each candidate, so the search ends one token before
+        /// the context is full
         #[arg(value_name = "X")]
         penalty_alpha: f64 = 0.0, in SHARE;
     }
@@ -519,8 +525,8 @@ options! {
         /// [default: 20]
         #[arg(value_name = "N")]
         num_assistant_tokens: usize = 20;
-        /// Prompt lookup decoding: draft up to N tokens from an earlier occurrence of the last ones; the
-        /// completion stays the same
+        /// Prompt lookup decoding: draft up to N tokens that followed an earlier occurrence of the last
+        /// tokens; the completion does not change
         #[arg(long = "prompt-lookup", alias = "prompt-lookup-num-tokens", value_name = "N")]
         prompt_lookup_num_tokens: usize as Option<usize> = None;
     }
@@ -565,7 +571,7 @@ fn ids_of_text(text: &str) -> Result<Vec<u32>, String> {
 /// Parses a logit bias from the command line, such as `464=-2.5`.
 #[cfg(feature = "clap")]
 fn bias_of_text(text: &str) -> Result<(Vec<u32>, f64), String> {
-    let (ids, bias) = text.split_once('=').ok_or("expected a token id, = and a number, such as 464=-2.5")?;
+    let (ids, bias) = text.split_once('=').ok_or("expected a token id, an equals sign and a number, such as 464=-2.5")?;
     let bias = bias.trim().parse().map_err(|error| format!("`{bias}` is not a number: {error}"))?;
     Ok((ids_of_text(ids)?, bias))
 }

@@ -19,7 +19,7 @@ use crate::probabilities::{Probabilities, log_sum_exp};
 use crate::tally::{LONGEST_COUNTED, Tally};
 use crate::{GenerationConfig, GenerationError, History};
 
-use narrow::{keep_above, keep_top_k, keep_top_p, keep_typical};
+use narrow::{keep_above, keep_top_h, keep_top_k, keep_top_p, keep_typical};
 use penalties::{
     add_biases, change, completing_tokens, counts, penalize_frequency, penalize_presence,
     penalize_repetition, remove, repeating_tokens,
@@ -69,7 +69,7 @@ pub enum LogitsProcessor {
     Function(LogitsFunction),
     /// Removes the last token of each sequence if the tokens before it match the end of the history.
     BadWords(Vec<Vec<u32>>),
-    /// Forces this token after a prompt of one token, as transformers does.
+    /// Forces this token after a one-token prompt, as transformers does.
     ForcedBosToken(u32),
     /// Removes these tokens.
     SuppressTokens(Vec<u32>),
@@ -77,6 +77,8 @@ pub enum LogitsProcessor {
     BeginSuppressTokens(Vec<u32>),
     /// Divides every logit by this number.
     Temperature(f64),
+    /// Keeps the most probable tokens whose entropy terms add up to this fraction of the entropy.
+    TopH(f64),
     /// Removes tokens whose logit is below the k-th largest.
     TopK(usize),
     /// Nucleus sampling: removes tokens if the more probable ones already add up to p.
@@ -145,6 +147,7 @@ impl LogitsProcessor {
                 let divisor = to_f32(*temperature);
                 logits.iter_mut().for_each(|logit| *logit /= divisor);
             }
+            Self::TopH(top_h) => keep_top_h(logits, *top_h),
             Self::TopK(top_k) => keep_top_k(logits, *top_k),
             Self::TopP(top_p) => keep_top_p(logits, *top_p),
             Self::MinP(min_p) => {
@@ -165,7 +168,7 @@ impl LogitsProcessor {
         Ok(())
     }
 
-    /// Like `process`, with bit-identical results, but uses counts of the history.
+    /// Like `process`, with bit-identical results, but uses incremental counts of the history's tokens.
     ///
     /// See [`Tally::follow`].
     pub(crate) fn process_counted(
@@ -220,7 +223,7 @@ impl LogitsProcessor {
         (!biases.is_empty()).then(|| Self::SequenceBias(biases.into_iter().collect()))
     }
 
-    /// Returns the option that may remove every remaining token, named as in a configuration or request.
+    /// Returns the option that may remove all remaining tokens, named as in a configuration or request.
     fn excluding_option(&self, history: History<'_>) -> Option<&'static str> {
         let is_first = history.generated().is_empty();
         match self {
@@ -251,13 +254,13 @@ impl LogitsProcessor {
         GenerationError::NoTokenLeft { options }
     }
 
-    /// Returns whether a constraint requires the completion to end here, and no processor forbids it.
+    /// Returns whether a constraint requires the completion to end now and no processor forbids this.
     pub(crate) fn is_complete(
         processors: &[Self],
         generated: impl Fn() -> Vec<u32>,
     ) -> Result<bool, GenerationError> {
         for processor in processors {
-            // The end is excluded, so the next step reports that no token is left.
+            // `min_new_tokens` still excludes the end, so the next step reports that no token is left.
             if let Self::MinNewTokens { min_new_tokens, .. } = processor
                 && generated().len() < *min_new_tokens
             {
@@ -272,7 +275,7 @@ impl LogitsProcessor {
         Ok(false)
     }
 
-    /// Returns the processors of `config`, in the order of transformers.
+    /// Returns the processors for `config`, in transformers' order.
     ///
     /// Processors that would change nothing are left out.
     pub fn of_config(config: &GenerationConfig) -> Vec<Self> {
@@ -291,7 +294,7 @@ impl LogitsProcessor {
         add(config.no_repeat_ngram_size > 0, Self::NoRepeatNgram(config.no_repeat_ngram_size));
         let of_prompt = config.encoder_no_repeat_ngram_size;
         add(of_prompt > 0, Self::EncoderNoRepeatNgram(of_prompt));
-        // An end-of-text token is not a bad word.
+        // Like transformers, ignore a bad word that is just an end-of-text token.
         let is_end = |ids: &&Vec<u32>| matches!(ids[..], [id] if config.eos_token_id.contains(&id));
         let bad_words: Vec<_> = config.bad_words_ids.iter().filter(|ids| !is_end(ids)).cloned().collect();
         add(!bad_words.is_empty(), Self::BadWords(bad_words));
@@ -305,6 +308,7 @@ impl LogitsProcessor {
         add(!begin.is_empty(), Self::BeginSuppressTokens(begin.clone()));
         if config.do_sample {
             add(config.temperature != 1.0, Self::Temperature(config.temperature));
+            add(config.top_h.is_some(), Self::TopH(config.top_h.unwrap_or(1.0)));
             add(config.top_k > 0, Self::TopK(config.top_k));
             add(config.top_p < 1.0, Self::TopP(config.top_p));
             add(config.min_p.is_some(), Self::MinP(config.min_p.unwrap_or(0.0)));

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use crate::probabilities::{Candidate, Probabilities, kth_largest};
 
-/// Number of candidates that are sorted first.
+/// Number of candidates in the first partial sort.
 const FIRST_SORTED: usize = 128;
 
 pub(super) fn keep_top_k(logits: &mut [f32], top_k: usize) {
@@ -27,10 +27,45 @@ pub(super) fn keep_top_p(logits: &mut [f32], top_p: f64) {
     // ascending order, keeps the order of equal tokens, and removes from the bottom.
     let more_probable =
         |a: &Candidate, b: &Candidate| b.probability.total_cmp(&a.probability).then(b.token.cmp(&a.token));
-    // The most probable token remains, regardless of the mass.
+    // The most probable token remains, however small the mass is.
     let mass = top_p.max(f64::MIN_POSITIVE);
     let kept = sort_until(&mut candidates, mass, |candidate| candidate.probability, more_probable);
     candidates[kept..].iter().for_each(|candidate| logits[candidate.token] = f32::NEG_INFINITY);
+}
+
+/// Keeps the most probable tokens whose entropy terms add up to at most `top_h` times the entropy.
+///
+/// Like transformers, considers only the 100 most probable tokens, and computes the entropy over them. The
+/// most probable token always remains.
+pub(super) fn keep_top_h(logits: &mut [f32], top_h: f64) {
+    const CONSIDERED: usize = 100;
+    let more_probable =
+        |a: &Candidate, b: &Candidate| b.probability.total_cmp(&a.probability).then(a.token.cmp(&b.token));
+    let mut candidates = Probabilities::of(logits).candidates;
+    candidates.retain(|candidate| candidate.probability > 0.0);
+    if candidates.len() > CONSIDERED {
+        candidates.select_nth_unstable_by(CONSIDERED, more_probable);
+        candidates.truncate(CONSIDERED);
+    }
+    candidates.sort_unstable_by(more_probable);
+    let mass: f64 = candidates.iter().map(|candidate| candidate.probability).sum();
+    let mut sum = 0.0;
+    let sums: Vec<f64> = candidates
+        .iter()
+        .map(|candidate| {
+            let probability = candidate.probability / mass;
+            sum -= probability * libm::log(probability);
+            sum
+        })
+        .collect();
+    let kept = sums.iter().take_while(|reached| **reached <= top_h * sum).count().max(1);
+    let mut kept: Vec<usize> = candidates.iter().take(kept).map(|candidate| candidate.token).collect();
+    kept.sort_unstable();
+    for (token, logit) in logits.iter_mut().enumerate() {
+        if kept.binary_search(&token).is_err() {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
 }
 
 pub(super) fn keep_typical(logits: &mut [f32], mass: f64) {
@@ -44,7 +79,7 @@ pub(super) fn keep_typical(logits: &mut [f32], mass: f64) {
         probabilities.candidates.into_iter().map(with_distance).collect();
     let closer =
         |a: &(f64, Candidate), b: &(f64, Candidate)| a.0.total_cmp(&b.0).then(a.1.token.cmp(&b.1.token));
-    // The closest token remains, regardless of the mass.
+    // The closest token remains, however small the mass is.
     let mass = mass.max(f64::MIN_POSITIVE);
     let reached = sort_until(&mut candidates, mass, |(_, candidate)| candidate.probability, closer);
     // Tokens at the same distance as the last one remain too.

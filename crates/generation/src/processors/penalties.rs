@@ -1,4 +1,4 @@
-//! Processors that change or remove the logits of tokens, based on the tokens so far.
+//! Processors that change tokens' logits or remove tokens, based on the tokens so far.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ pub(super) fn repeating_tokens<'ids>(
 ) -> impl Iterator<Item = u32> + 'ids {
     let before = size.checked_sub(1).and_then(|before| ids.len().checked_sub(before));
     let before = before.map_or(&[][..], |start| &ids[start..]);
-    // A history that is too short has no window, and a sequence of no tokens cannot repeat.
+    // A history that is too short has no windows. For size 0, use none: an empty n-gram cannot repeat.
     let windows = if size == 0 { [].windows(1) } else { earlier.windows(size) };
     windows
         .filter_map(move |window| window.split_last().filter(|(_, begin)| *begin == before))

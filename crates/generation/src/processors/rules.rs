@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::{GenerationError, History};
 
-/// A function that returns the tokens that may follow, of which there must be at least one.
+/// A function that returns the tokens that may follow; it must return at least one token.
 ///
 /// ```
 /// use candle_gpt2_generation::{AllowedTokens, History, LogitsProcessor};
@@ -57,7 +57,7 @@ pub struct LogitsFunction(pub(super) Arc<ChangesLogits>);
 type ChangesLogits = dyn Fn(History<'_>, &mut [f32]) -> Result<(), GenerationError> + Send + Sync;
 
 impl LogitsFunction {
-    /// Wraps the function; an error from it ends the completion.
+    /// Wraps the function; an error from the function ends the completion.
     pub fn new(
         function: impl Fn(History<'_>, &mut [f32]) -> Result<(), GenerationError> + Send + Sync + 'static,
     ) -> Self {
@@ -101,7 +101,7 @@ impl fmt::Debug for LogitsFunction {
 /// # Ok::<(), GenerationError>(())
 /// ```
 pub trait Constraint: Send + Sync + fmt::Debug {
-    /// Sets the entries of all tokens that may come next to true.
+    /// Sets `allowed` to true for every token that may come next.
     ///
     /// `allowed` has one entry for each row of the vocabulary, initially false. End-of-text tokens may come
     /// where the completion may end.
@@ -116,7 +116,7 @@ pub trait Constraint: Send + Sync + fmt::Debug {
         "constraint"
     }
 
-    /// Returns whether the completion must end here.
+    /// Returns whether the completion must end after `generated`.
     ///
     /// # Errors
     /// Returns the same errors as [`Constraint::allow`].

@@ -1,4 +1,4 @@
-//! Compares processors with transformers and sampling with exact probabilities; tests option ranges.
+//! Compares processors with transformers, compares samples with probabilities, tests option ranges.
 //!
 //! The logits are random.
 
@@ -12,7 +12,7 @@ use candle_gpt2_generation::{
 use candle_gpt2_testing::json_fixture;
 use serde_json::{Value, json};
 
-/// Tolerance for f32 logits after the same operations in f32, or in f64 where this crate uses it.
+/// Tolerance between logits that transformers computes in f32, and this crate partly in f64.
 const LOGIT: f32 = 1e-5;
 
 fn config(options: &Value) -> GenerationConfig {
@@ -25,7 +25,7 @@ fn process(processors: &[LogitsProcessor], history: History<'_>, logits: &[f32])
     logits
 }
 
-/// Returns the processors of a case, including its function for allowed tokens, if any.
+/// Returns the processors for a test case, including its function for allowed tokens, if any.
 fn processors_of(case: &Value, config: &GenerationConfig) -> Vec<LogitsProcessor> {
     let mut processors = LogitsProcessor::of_config(config);
     if case["has_allowed"] == true {
@@ -59,7 +59,7 @@ fn probabilities_match_the_sampler() {
     for (found, weight) in probabilities.iter().zip(weights) {
         assert!((found - weight / sum).abs() < 1e-6, "{probabilities:?}");
     }
-    // `probabilities` uses no random numbers, so the next token is that of a fresh sampler.
+    // `probabilities` consumes no random numbers, so the sampler keeps up with a fresh sampler.
     let mut fresh = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);
     for _ in 0..20 {
         sampler.probabilities(EMPTY_HISTORY, &mut logits.clone()).unwrap();
@@ -112,13 +112,13 @@ fn top_k_keeps_the_largest_and_ties() {
     assert_eq!(processed(&LogitsProcessor::TopK(9), &logits), logits);
 }
 
-/// Compares the selection in one pass with a full sort, for lengths near the chunk sizes.
+/// Compares the single-pass selection with a full sort, for lengths around the chunk size.
 #[test]
 fn top_k_equals_a_full_sort() {
     let mut state = 7u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // Few distinct values, so that ties occur.
+        // Use few distinct values, so that ties occur.
         (state >> 22) as f32 / 64.0
     };
     for length in [1, 15, 16, 17, 63, 64, 65, 200, 1000] {
@@ -142,12 +142,12 @@ fn top_p_keeps_the_smallest_set_that_reaches_p() {
         processed(&LogitsProcessor::TopP(top_p), &logits).iter().filter(|logit| logit.is_finite()).count()
     };
     assert_eq!([0.0, 0.1, 0.49, 0.6, 0.8, 0.9, 1.0].map(kept), [1, 1, 1, 2, 3, 4, 4]);
-    // Among the two least probable tokens, the one with the larger id remains, as in the reference.
+    // Of the two least probable tokens, the one with the larger id remains, as in the reference.
     let boundary = processed(&LogitsProcessor::TopP(0.8), &logits);
     assert_eq!((boundary[2], boundary[3].is_finite()), (MASKED, true));
 }
 
-/// Uses more tokens than the first sort covers.
+/// Uses more tokens than the first partial sort covers.
 #[test]
 fn top_p_equals_a_full_sort() {
     let logits: Vec<f32> =
@@ -172,7 +172,7 @@ fn top_p_equals_a_full_sort() {
 /// Compares with a stable sort of all tokens by their distance from the entropy, including ties.
 #[test]
 fn typical_p_equals_a_full_sort() {
-    // Few distinct values, so that ties occur, and more tokens than the first sort covers.
+    // Use few distinct values, so that ties occur, and more tokens than the first partial sort covers.
     let logits: Vec<f32> =
         (0..3000u32).map(|token| (token.wrapping_mul(2_654_435_761) >> 20) as f32 / 1e3).collect();
     let largest = logits.iter().copied().fold(MASKED, f32::max);
@@ -205,7 +205,7 @@ fn presence_and_frequency_penalties_ignore_the_prompt() {
     let process = |processor| process(&[processor], history, &logits);
     assert_eq!(process(LogitsProcessor::PresencePenalty(0.5)), [1.0, 0.5, -1.5, 1.0]);
     assert_eq!(process(LogitsProcessor::FrequencyPenalty(0.5)), [1.0, 0.5, -2.0, 1.0]);
-    // The repetition penalty counts the prompt.
+    // The repetition penalty also applies to token 3, which occurs only in the prompt.
     assert_eq!(process(LogitsProcessor::RepetitionPenalty(2.0)), [1.0, 0.5, -2.0, 0.5]);
 }
 
@@ -225,7 +225,7 @@ fn prompt_ngrams_are_not_repeated() {
     };
     assert!(processors_for(0).is_empty());
     assert_eq!(removed(2, &[1, 2, 1, 3, 1], 5), [2, 3]);
-    // 5 followed 1 too, but in the completion.
+    // Token 5 also followed token 1, but only in the completion.
     assert_eq!(removed(2, &[1, 2, 1, 5, 1], 3), [2]);
     assert_eq!(removed(3, &[1, 2, 4, 7, 1, 2], 4), [4]);
     assert_eq!(removed(3, &[1, 2, 4, 7, 1, 2], 2), [0; 0]);
@@ -233,7 +233,7 @@ fn prompt_ngrams_are_not_repeated() {
     assert_eq!(removed(5, &[1, 2], 2), [0; 0]);
 }
 
-/// Applies the inverse penalty to the tokens of the prompt.
+/// The encoder repetition penalty makes the prompt's tokens more probable.
 ///
 /// Corresponds to transformers' `EncoderRepetitionPenaltyLogitsProcessor`.
 #[test]
@@ -284,9 +284,9 @@ fn incremental_counts_equal_full_recounts() {
                     let index = random_below(&mut state, ids.len());
                     ids[index] = 1;
                 }
-                // The same history again.
+                // Repeat the previous history.
                 3 => {}
-                // Sequences that repeat themselves, including n-grams of 33 tokens.
+                // Extend a sequence that repeats itself, including n-grams of 33 tokens.
                 _ if case % 2 == 0 => ids.push(u32::try_from(ids.len() % 7).unwrap()),
                 _ => ids.push(u32::try_from(random_below(&mut state, VOCABULARY + 2)).unwrap()),
             }
@@ -367,7 +367,7 @@ fn non_finite_logits_are_an_error() {
     assert!(matches!(error, Err(GenerationError::NoTokenLeft { .. })));
 }
 
-/// Compares 100,000 samples through each processor with the probabilities of transformers.
+/// Compares 100,000 samples from each processor with transformers' probabilities.
 ///
 /// The probabilities follow from transformers' processed logits.
 #[test]
@@ -376,7 +376,8 @@ fn samples_follow_the_transformers_distribution() {
     let fixture = json_fixture("generation");
     let mut tested_options = std::collections::BTreeSet::new();
     for case in fixture["processors"].as_array().unwrap() {
-        // Test one case for each combination of options; the comparison above covers the others.
+        // Test one case for each combination of options; `processed_logits_equal_transformers`
+        // covers the others.
         let names: Vec<&String> = case["options"].as_object().unwrap().keys().collect();
         if !tested_options
             .insert((names.into_iter().cloned().collect::<Vec<_>>(), case["has_allowed"] == true))
@@ -432,7 +433,7 @@ fn assert_counts_follow(counts: &[u32], probabilities: &[f64], what: &Value) {
         chi_square += (rare_count - rare_expected).powi(2) / rare_expected;
         cells += 1.0;
     }
-    // Chi-squared quantile by Wilson and Hilferty.
+    // Chi-squared quantile by the Wilson-Hilferty approximation.
     let freedom: f64 = cells - 1.0;
     let spread = 2.0 / (9.0 * freedom);
     let limit = freedom * (1.0 - spread + NORMAL_QUANTILE * spread.sqrt()).powi(3);
@@ -503,14 +504,14 @@ fn conflicting_options_are_rejected() {
         (json!({"num_beams": 2, "penalty_alpha": 0.5}), "mutually exclusive"),
         (json!({"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 1.0}), "does not divide"),
         (json!({"num_beams": 4, "num_beam_groups": 2}), "diversity_penalty"),
-        (json!({"num_beams": 2, "num_return_sequences": 3}), "more than `num_beams`"),
+        (json!({"num_beams": 2, "num_return_sequences": 3}), "exceeds `num_beams`"),
         (json!({"penalty_alpha": 0.5, "top_k": 1}), "top_k"),
         (json!({"penalty_alpha": 0.5, "do_sample": true}), "does not sample"),
         (json!({"num_beam_groups": 2}), "beam search"),
         (json!({"diversity_penalty": 1.0}), "beam search"),
         (json!({"num_return_sequences": 2}), "the same"),
         (json!({"num_beams": 2, "stop_strings": "x"}), "stop_strings"),
-        (json!({"min_new_tokens": 9, "max_new_tokens": 8}), "more than `max_new_tokens`"),
+        (json!({"min_new_tokens": 9, "max_new_tokens": 8}), "exceeds `max_new_tokens`"),
     ] {
         let error = config(&options).check().unwrap_err();
         assert!(matches!(error, GenerationError::Conflict { .. }) && error.is_usage(), "{options}: {error}");
@@ -528,7 +529,7 @@ fn with_max_new_tokens(max_new_tokens: usize) -> GenerationConfig {
     GenerationConfig { max_new_tokens, ..GenerationConfig::default() }
 }
 
-/// Reads the keys that transformers writes into `generation_config.json`, and others.
+/// Covers the keys that transformers writes into `generation_config.json`, and other keys.
 #[test]
 fn generation_config_is_read_key_by_key() {
     let start = GenerationConfig { max_new_tokens: 7, seed: 3, ..GenerationConfig::default() };
@@ -542,7 +543,7 @@ fn generation_config_is_read_key_by_key() {
             "early_stopping": "never", "stop_strings": "x", "bad_words_ids": [[1], [2, 3]], "num_beams": 1}"#,
     );
     let read = read.unwrap();
-    // Null leaves an option unset. Options that only sampling reads may have any value without sampling.
+    // Null leaves an option unset. Without sampling, sampling-only options may have any value.
     let unset = with_max_new_tokens(7)
         .with_json(r#"{"max_new_tokens": null, "max_length": 9, "temperature": 0.0}"#)
         .unwrap();
@@ -569,7 +570,7 @@ fn generation_config_is_read_key_by_key() {
     }
 }
 
-/// A constraint that allows the same tokens everywhere.
+/// A constraint that allows the same tokens at every position.
 #[derive(Debug)]
 struct FixedConstraint(Vec<bool>);
 
