@@ -1,19 +1,19 @@
 #![doc = include_str!("README.md")]
 
 /// Sizes of the model, under the keys of a checkpoint's `config.json`.
-pub const CONFIG: &[u8] = include_bytes!("config.json");
+pub static CONFIG: &[u8] = include_bytes!("config.json");
 
 /// Byte-level BPE tokenizer, in the format of the `tokenizers` library.
-pub const TOKENIZER: &[u8] = include_bytes!("tokenizer.json");
+pub static TOKENIZER: &[u8] = include_bytes!("tokenizer.json");
 
 /// Weights in q8_0, a GGUF file in llama.cpp's format.
-pub const WEIGHTS: &[u8] = include_bytes!("model.gguf");
+pub static WEIGHTS: &[u8] = include_bytes!("model.gguf");
 
 /// Default sampling options, in the format of transformers.
-pub const GENERATION_CONFIG: &[u8] = include_bytes!("generation_config.json");
+pub static GENERATION_CONFIG: &[u8] = include_bytes!("generation_config.json");
 
 /// All files of the checkpoint by name, without the transcoders.
-pub const FILES: [(&str, &[u8]); 4] = [
+pub static FILES: [(&str, &[u8]); 4] = [
     ("config.json", CONFIG),
     ("generation_config.json", GENERATION_CONFIG),
     ("tokenizer.json", TOKENIZER),
@@ -30,7 +30,7 @@ macro_rules! transcoder {
 }
 
 /// Transcoders of the MLPs, one for each block: a `cfg.json` and tensors in bf16, as in SAELens.
-pub const TRANSCODERS: [(&str, &[u8]); 7] = [
+pub static TRANSCODERS: [(&str, &[u8]); 7] = [
     transcoder!(0),
     transcoder!(1),
     transcoder!(2),

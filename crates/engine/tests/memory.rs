@@ -49,7 +49,7 @@ static COUNTING: Counting = Counting;
 /// Lock that runs one test at a time, because another test's allocations would be counted too.
 static SERIAL: Mutex<()> = Mutex::new(());
 
-/// Runs `work` and returns its result, the bytes that it keeps allocated, and its peak.
+/// Runs `work`; returns its result, the bytes that it keeps allocated, and its peak allocation.
 ///
 /// Bytes allocated earlier are not included.
 fn counted<T>(work: impl FnOnce() -> T) -> (T, u64, u64) {
@@ -139,7 +139,7 @@ fn allocations_match_the_stated_memory() {
                     allocated.abs_diff(needed.weights) < SMALL,
                     "{what}: {allocated} allocated, {needed:?}"
                 );
-                // The largest tensor as it is stored; F64 becomes f32 before it is packed.
+                // Loading needs the largest stored tensor; F64 is converted to f32 before packing.
                 let of_piece = 8 * ((1 << 20) / 264 * 264);
                 let reading = match stored {
                     DType::F64 => 4 * largest + of_piece,
@@ -164,7 +164,7 @@ fn allocations_match_the_stated_memory() {
     }
 }
 
-/// Blocks of integers are converted to f32 before they are packed.
+/// Quantized blocks are converted to f32 before they are packed.
 #[test]
 fn gguf_allocations_stay_within_the_stated_memory() {
     let _serial = SERIAL.lock();

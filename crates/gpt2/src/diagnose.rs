@@ -1,10 +1,19 @@
-//! Contract of all errors, for programs that turn them into exit codes, HTTP statuses and exceptions.
+//! Common contract of errors, from which programs derive exit codes, statuses and exceptions.
 
 use std::borrow::Cow;
 use std::error::Error;
 use std::io;
 
-/// Party at fault for an error, from which programs derive exit codes, HTTP statuses and exceptions.
+/// Kind of an error, which determines exit codes, HTTP statuses and exceptions.
+///
+/// ```
+/// use std::io;
+///
+/// use candle_gpt2::ErrorKind;
+///
+/// let missing = io::Error::from(io::ErrorKind::NotFound);
+/// assert_eq!(ErrorKind::of_io(&missing), ErrorKind::NotFound);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// An option or argument is invalid or does not fit the model.
@@ -58,7 +67,7 @@ impl ErrorKind {
 /// assert!(!PortInUse(80).kind().is_usage());
 /// ```
 pub trait Diagnose: Error {
-    /// Returns who is at fault.
+    /// Returns the kind.
     fn kind(&self) -> ErrorKind;
 
     /// Returns the option at fault, if there is exactly one.

@@ -2,8 +2,6 @@
 //!
 //! `scripts/reference/heads.py` created the checkpoints and the expected values.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
 use candle_gpt2_engine::{
     Classification, Classifier, ConvertOptions, EngineError, InspectOptions, Inspected, Label, ModelOptions,
     Question, Silent, VerifyOptions, WeightDType,
@@ -14,7 +12,7 @@ use serde_json::{Value, json};
 
 /// Tolerance for f32 rounding over three blocks, because PyTorch sums in a different order.
 ///
-/// The issue requires this bound.
+/// This bound is a project requirement.
 const TOLERANCE: f64 = 1e-4;
 
 fn options(name: &str) -> ModelOptions {
@@ -168,7 +166,7 @@ fn scores_and_offsets_equal_transformers_pipelines() {
     assert!(compared > 20, "{compared}");
 }
 
-/// The pipeline uses `NONE` for regression and `SIGMOID` for a single label without a `problem_type`.
+/// The pipeline uses `NONE` for regression and `SIGMOID` for one label without a `problem_type`.
 #[test]
 fn regression_uses_logits_and_a_single_label_the_sigmoid() {
     let folder = CheckpointFolder::of("heads/multi_label").with_config(json!({"problem_type": "regression"}));
@@ -227,7 +225,7 @@ fn every_weight_dtype_classifies_within_tolerance() {
             }
         }
     }
-    // Stored in f16, in PyTorch shards, with the tokenizer in another folder.
+    // The checkpoint is stored in f16, in PyTorch shards, with the tokenizer in another folder.
     let shards =
         ModelOptions { tokenizer: Some(fixture_path("tiny-checkpoint")), ..options("pytorch-shards") };
     let classifier = load(&shards);

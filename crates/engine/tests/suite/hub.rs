@@ -3,9 +3,6 @@
 //! No response may create, change or remove a file outside the repository's folder in the cache. Error
 //! messages name the header or field and its value.
 
-#![cfg(feature = "hub")]
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -28,7 +25,7 @@ const TOKEN: &str = "hf_secret";
 const TIMEOUT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Response of the Hub; each test can change it.
+/// Response from the Hub, which a test can change.
 #[derive(Clone)]
 struct Reply {
     status: u16,
@@ -37,7 +34,7 @@ struct Reply {
     end: End,
 }
 
-/// Behavior of the connection after the body.
+/// Connection behavior after the response body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     NextRequest,
@@ -79,7 +76,7 @@ impl Request {
     }
 }
 
-/// Hub with one model, and its cache next to a file that must not change.
+/// Fake Hub with one model, and a cache next to a file that must not change.
 struct Hub {
     endpoint: String,
     requests: Arc<Mutex<Vec<Request>>>,
@@ -160,7 +157,7 @@ impl Hub {
         self.root.path().join("victim/.bashrc")
     }
 
-    /// Returns all files next to the repository's folder, with their contents.
+    /// Returns all files outside the repository's folder, with their contents.
     fn outside(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut found = BTreeMap::new();
         list(self.root.path(), &self.repository(), &mut found);
@@ -401,11 +398,12 @@ fn invalid_listings_are_rejected() {
         end: End::Silence,
         ..Reply::new(vec![b' '; 10_100_000]).with("content-length", "99999999999")
     };
-    with_listing(endless).assert_rejected(&["more than 10000000 bytes"]);
+    with_listing(endless).assert_rejected(&["larger than 10000000 bytes"]);
     let many: Vec<String> = (0..10_001).map(|shard| format!("model-{shard}.safetensors")).collect();
     let names =
         ["config.json", "model.safetensors.index.json"].into_iter().chain(many.iter().map(String::as_str));
-    with_listing(listing(&names.collect::<Vec<_>>(), SHA)).assert_rejected(&["has 10003 shards"]);
+    with_listing(listing(&names.collect::<Vec<_>>(), SHA))
+        .assert_rejected(&["contains 10003 files to download"]);
 }
 
 /// Compressed responses are rejected, which rules out decompression bombs.
@@ -414,7 +412,7 @@ fn compressed_responses_are_rejected() {
     for encoding in ["gzip", "br", "zstd", "gzip, gzip", "\u{1b}[31m"] {
         let bomb = Reply::new([0x1f, 0x8b, 8, 0]).with("content-encoding", encoding);
         if encoding.starts_with('\u{1b}') {
-            // Not valid HTTP.
+            // This header value is not valid HTTP.
             assert!(matches!(with_listing(bomb).error(), HubError::InvalidResponse { .. }));
             continue;
         }
@@ -474,7 +472,7 @@ fn redirects_are_limited_and_do_not_leak_the_token() {
     }
     let elsewhere = Hub::new(|_, reply| reply);
     let address = elsewhere.endpoint.clone();
-    // The endpoint describes the weights; another server sends them, and its headers about them are ignored.
+    // The endpoint describes the weights, but another server sends them; its own headers are ignored.
     let hub = Hub::new(move |request, reply| match request.is_for_weights() {
         true => Reply { status: 302, body: Vec::new(), ..reply }
             .with("content-length", "0")
@@ -531,7 +529,7 @@ fn silent_hub_times_out() {
 
 #[test]
 fn interrupted_downloads_are_resumed() {
-    // The connection breaks off twice during the weights.
+    // The connection drops twice while the weights are downloaded.
     for has_ranges in [true, false] {
         let broken_off = AtomicUsize::new(0);
         let hub = Hub::new(move |request, reply| {
@@ -560,7 +558,7 @@ fn interrupted_downloads_are_resumed() {
 #[test]
 fn concurrent_clients_share_one_cache() {
     const CLIENTS: usize = 4;
-    // No client receives the weights before all have requested them.
+    // No client receives the weights until all clients have requested them.
     let (requested, all) = (AtomicUsize::new(0), Barrier::new(CLIENTS));
     let hub = Hub::new(move |request, reply| {
         if request.is_for_weights() && requested.fetch_add(1, Ordering::Relaxed) < CLIENTS {
@@ -668,7 +666,7 @@ fn error_names_the_missing_part_of_the_cache() {
     )));
     fs::write(hub.repository().join("refs/main"), "f".repeat(40)).unwrap();
     assert!(
-        offline_error().contains(&format!("the snapshot {} of main is missing", "f".repeat(40))),
+        offline_error().contains(&format!("the snapshot {} for revision main is missing", "f".repeat(40))),
         "{}",
         offline_error()
     );

@@ -2,8 +2,6 @@
 //!
 //! A row's result depends neither on the other rows nor on interruptions.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
 use std::fs;
 use std::path::PathBuf;
 

@@ -1,7 +1,5 @@
 //! The crate as a front end uses it, from a model name to completions, without printing.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -24,14 +22,14 @@ fn load(folder: &CheckpointFolder) -> LoadedModel {
     options(folder).open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// Greedy configuration, same as for the fixture's expected texts.
+/// Greedy configuration, the same as for the fixture's expected texts.
 fn greedy(model: &LoadedModel, max_new_tokens: usize) -> GenerationConfig {
     let defaults = model.defaults().unwrap();
     let config = GenerationConfig { max_new_tokens, do_sample: false, ..defaults.config().clone() };
     defaults.complete(config).unwrap()
 }
 
-/// Prompts of a test and their results.
+/// Job that supplies prompts and records their results.
 #[derive(Default)]
 struct Prompts {
     waiting: Vec<Vec<u32>>,
@@ -175,7 +173,7 @@ fn each_prompt_may_have_its_own_seed() {
     }
 }
 
-/// A checkpoint's `max_time` applies even if the caller sets nothing.
+/// A checkpoint's `max_time` applies even if the caller sets no limit.
 #[test]
 fn max_time_of_a_checkpoint_applies() {
     for (max_time, pieces) in [(3600.0, 6), (1e-9, 1)] {
@@ -230,7 +228,7 @@ fn stepwise_batch_equals_single_completions() {
     assert!(events.is_empty() && failure.is_some() && texts.is_idle());
 }
 
-/// Interrupting any kind of generation in mid-pass returns the tokens of earlier passes.
+/// Interrupting any kind of generation during a pass returns the tokens from earlier passes.
 #[test]
 fn interrupted_generation_returns_the_tokens_so_far() {
     let model = load(&CheckpointFolder::tiny());
@@ -267,7 +265,7 @@ fn interrupted_generation_returns_the_tokens_so_far() {
         for checks in 1..=4 * per_pass {
             assert_eq!(interrupted_at(checks).stop_reason.name(), "interrupted", "{checks}");
         }
-        // During the prefill, at the beginning of a token's pass, and in the middle of one.
+        // Interrupts during the prefill, at the beginning of a token's pass, and in the middle of a pass.
         for (checks, passes) in [(1, 0), (per_pass, 1), (4 * per_pass + 3, 4)] {
             let found = interrupted_at(checks);
             assert_eq!(found.stop_reason.name(), "interrupted", "{checks}: {found:?}");
@@ -289,7 +287,7 @@ fn number_of_open_prompts_is_limited() {
         assert_eq!((job.results.len(), job.requested), (100, 100));
         let ids = |text: &Completion| text.ids.len();
         assert!(job.results.iter().all(|(_, texts)| ids(&texts.as_ref().unwrap()[0]) == max_new_tokens));
-        // The job requests one more prompt as long as fewer than twice the batch size are open.
+        // The job requests another prompt while the number of open prompts is below twice the batch size.
         assert!(job.most_open < 2 * 4, "{} prompts were open", job.most_open);
     }
 }
@@ -303,8 +301,8 @@ fn batch_that_exceeds_memory_is_rejected_before_any_work() {
     const COPIES: usize = 4096;
     let model = load(&CheckpointFolder::tiny());
     let available = candle_gpt2_engine::free_memory(model.device()).unwrap();
-    // With 48 tokens each, one context, the sequences need twice the free memory; with 2 tokens, a twelfth of
-    // it.
+    // At 48 tokens each, a full context, the sequences need twice the free memory. At 2 tokens each, they
+    // need a twelfth of it.
     let prompts = (2 * available / (48 * OF_TOKEN)).div_ceil(COPIES);
     let config = GenerationConfig {
         do_sample: true,
@@ -312,7 +310,7 @@ fn batch_that_exceeds_memory_is_rejected_before_any_work() {
         max_new_tokens: 100,
         ..model.defaults().unwrap().config().clone()
     };
-    // Interrupted from the start, the job ends after the memory check.
+    // The job is interrupted from the start, so it ends right after the memory check.
     let generate = |config: &GenerationConfig| {
         let waiting = vec![vec![1, 2]; prompts];
         let mut job = Prompts { waiting, is_interrupted: true, ..Prompts::default() };
