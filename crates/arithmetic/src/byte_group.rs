@@ -1,18 +1,19 @@
 //! Rounding of values to 8-bit integers with a shared scale.
 //!
-//! Products with integer weights round activations this way, and attention over 8-bit keys rounds queries.
+//! Products with integer weights round activations this way, and attention over 8-bit keys rounds queries
+//! this way.
 
 use crate::simd::Sums;
 use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, GROUP, LANES, Simd, pack_quad};
 
 /// Largest magnitude of an 8-bit integer.
 pub(crate) const LARGEST_BYTE: f32 = 127.0;
-/// Magnitude below which all values of a group count as zero.
+/// Magnitude below which all values in a group count as zero.
 ///
-/// The reciprocal of their scale would be infinite.
+/// The reciprocal of the group's scale would otherwise overflow to infinity.
 const SMALLEST: f32 = 1e-36;
 
-/// Rounds at most 32 activations to the nearest group `a p`.
+/// Rounds up to 32 activations to a group `a p`: 8-bit integers `p` with one scale `a`.
 #[inline(always)]
 pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
     let mut padded = [0.0; GROUP];
@@ -44,7 +45,7 @@ pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
     group
 }
 
-/// Scales a group's integer products by output and by row, and adds them to `sums`.
+/// Multiplies a group's integer sums by the output scales and row scales, and adds them to `sums`.
 #[inline(always)]
 pub(crate) fn add_scaled<S: Simd, const ROWS: usize, const PANELS: usize>(
     simd: S,
@@ -56,7 +57,8 @@ pub(crate) fn add_scaled<S: Simd, const ROWS: usize, const PANELS: usize>(
     for row in 0..ROWS {
         let scale = simd.splat(rows[row].scale);
         for panel in 0..PANELS {
-            // Multiplying the two scales first could give infinity where the sum of the products is zero.
+            // Multiplying the two scales first could overflow to infinity even if the sum of products is
+            // zero.
             let product = simd.mul(simd.to_floats(products[row][panel]), scales[panel]);
             // Each step is rounded, so processors without fused multiply-add get
             // the same bits. Everything else is in integers.

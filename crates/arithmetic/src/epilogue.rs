@@ -19,8 +19,8 @@ pub struct Epilogue<'a, T = f32> {
 
 /// Operation applied after a product and its bias.
 ///
-/// `R` is the type of a residual. This enum is part of the [`Epilogue`] of
-/// [`PackedMatrix::product`](crate::PackedMatrix::product).
+/// `R` is the type of a residual. [`PackedMatrix::product`](crate::PackedMatrix::product) takes this enum as
+/// part of its [`Epilogue`].
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Finish<R> {
     /// No operation.
@@ -34,8 +34,8 @@ pub enum Finish<R> {
 
 /// Bias in lines of sixteen outputs, with the last line padded with zeros.
 ///
-/// Clones share the memory. The bias is part of the [`Epilogue`] of
-/// [`PackedMatrix::product`](crate::PackedMatrix::product).
+/// Clones share the memory. [`PackedMatrix::product`](crate::PackedMatrix::product) takes the bias as part of
+/// its [`Epilogue`].
 #[derive(Debug, Clone)]
 pub struct PanelBias<T = f32>(Arc<[Line<[T; LANES]>]>);
 

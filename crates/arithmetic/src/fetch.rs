@@ -25,7 +25,7 @@ pub(crate) struct PrefetchPlan(Option<Walk>);
 struct Walk {
     /// Prefetch distance within each panel, in bytes.
     ahead: usize,
-    /// Bytes left in each panel from the current position.
+    /// Number of bytes left in each panel after the current position.
     left: usize,
     /// Bytes from the end of a panel to the start of its successor.
     between: usize,

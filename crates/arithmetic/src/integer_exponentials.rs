@@ -9,7 +9,7 @@ use crate::simd::{InstructionSet, Job, LANES, Simd};
 
 /// Scale of the integers, 2³⁰; the largest logit maps to this value.
 ///
-/// The sum of 2²⁴ of them is at most 2⁵⁴.
+/// The sum of 2²⁴ such integers is at most 2⁵⁴.
 const SCALE: f64 = (1u64 << 30) as f64;
 
 /// Returns `round(exp(logit - largest) · 2³⁰)` for every logit, with ties to even.
@@ -44,7 +44,7 @@ impl Job for IntegerExponentials<'_> {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the integer is in the low bits of the sum")]
     fn run<S: Simd>(self, _: S) -> bool {
-        // A sum preserves NaN.
+        // Adding up the exponentials preserves NaN.
         let mut sums = [0.0; LANES];
         let mut index = 0;
         while index < self.logits.len() {
@@ -80,7 +80,7 @@ mod tests {
                 let mut integers = vec![0; vocabulary.next_multiple_of(LANES)];
                 assert!(set.run(IntegerExponentials { logits: &logits, largest, integers: &mut integers }));
                 for (found, expected) in integers.iter().zip(&expected) {
-                    // Half a unit for rounding, plus the error of the series times 2³⁰.
+                    // Allows half a unit for rounding, plus the Taylor series error times 2³⁰.
                     assert!(
                         (f64::from(*found) - expected).abs() <= 0.5 + 1e-3,
                         "{set:?}: {found} vs. {expected}"

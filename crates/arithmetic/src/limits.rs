@@ -42,7 +42,7 @@ pub fn choose_instruction_set(name: &str) -> bool {
     InstructionSet::available().into_iter().find(|set| set.name() == name).is_some_and(InstructionSet::choose)
 }
 
-/// Whether the processor has AMX for bytes, but the system does not let this process use it.
+/// Whether the processor supports AMX-INT8, but this process cannot use it.
 ///
 /// Products are then computed with AVX-512.
 pub fn are_tiles_refused() -> bool {
@@ -52,7 +52,7 @@ pub fn are_tiles_refused() -> bool {
     false
 }
 
-/// Number of chunks to divide among the threads.
+/// Number of work chunks that are divided among the threads.
 const PIECES: usize = 64;
 
 /// Runs about `flops` floating-point operations as multiply-adds in registers.
@@ -99,9 +99,9 @@ pub fn read(values: &[f32]) -> f32 {
     sums.into_inner().unwrap_or_default()
 }
 
-/// Number of independent multiply-add chains that hide latency, with one register per vector.
+/// Number of independent multiply-add chains that hide latency if a vector fits in one register.
 const WIDE_CHAINS: usize = 12;
-/// Number of chains where a vector takes several registers.
+/// Number of independent multiply-add chains if a vector takes several registers.
 const NARROW_CHAINS: usize = 6;
 
 /// Job that returns the number of chains that fit into an instruction set's registers.

@@ -8,11 +8,11 @@ use std::f64::consts::{LN_2, LOG2_E};
 
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 
-/// Input below which exponentials become zero; at it, they near the smallest normal f64.
+/// Input below which `exp` returns zero; its exponential is close to the smallest normal f64.
 const EXP_SMALLEST: f64 = -708.0;
 /// Constant 1.5 · 2^52; adding a number to it leaves that number as an integer in the low bits.
 ///
-/// The number must be smaller than 2^51 and loses its fraction.
+/// The number must be smaller than 2^51 and is rounded to an integer.
 pub(crate) const ROUNDING: f64 = 6_755_399_441_055_744.0;
 /// Number of fraction bits in an f64.
 const FRACTION_BITS: u32 = 52;

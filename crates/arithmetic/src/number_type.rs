@@ -58,8 +58,9 @@ pub enum NumberType {
     ///
     /// `w ≈ s q` with the nearest `q` from -16 to 15. Each candidate scale maps the weight of the
     /// largest magnitude to one of these integers, and the scale with the smallest squared error is
-    /// used. The first candidate maps it to -16. The squared error is therefore no larger than under
-    /// `|w - s q| ≤ max|w| (1/16 + 2^-10)` for scales that are normal f16 numbers. A group of
+    /// used. The first candidate maps that weight to -16 and thus guarantees
+    /// `|w - s q| ≤ max|w| (1/16 + 2^-10)` for scales that are normal f16 numbers. The squared error of
+    /// the chosen scale is no larger than the first candidate's. A group of
     /// multiples `s q`, such as a block of GGUF's Q5_0, is stored without further rounding. Models
     /// store their embedding and head in q6, unless the checkpoint has them in Q5_0.
     Q5,
@@ -68,8 +69,9 @@ pub enum NumberType {
     /// `w ≈ s t[q]` with the nearest entry, and the candidate scale with the smallest squared error.
     /// The entries are denser around zero, as are weights. The first candidate maps the weight of the
     /// largest magnitude to the first entry, -32. Neighboring entries are at most 7 apart, and the
-    /// last one is 28. The squared error is therefore no larger than under
-    /// `|w - s t[q]| ≤ max|w| (4/32 + 2^-10)` for scales that are normal f16 numbers. Models store
+    /// last one is 28. The first candidate therefore guarantees
+    /// `|w - s t[q]| ≤ max|w| (4/32 + 2^-10)` for scales that are normal f16 numbers. The squared error
+    /// of the chosen scale is no larger than the first candidate's. Models store
     /// their embedding and head in q6.
     Q4,
     /// 16-bit floating point with the exponent range of f32.
@@ -117,7 +119,7 @@ static TABLE: [(NumberType, &str, [u64; 2], u8); 20] = [
     (NumberType::Q4K, "q4_k", [256, 144], GGUF),
     (NumberType::Q5K, "q5_k", [256, 176], GGUF),
     (NumberType::Q6K, "q6_k", [256, 210], GGUF),
-    // Only read, from checkpoints.
+    // Supported only for reading checkpoints.
     (NumberType::F64, "f64", [1, 8], 0),
     (NumberType::Q4_1, "q4_1", [32, 20], 0),
     (NumberType::Q5_1, "q5_1", [32, 24], 0),
@@ -179,7 +181,7 @@ impl NumberType {
 
     /// Returns the size of `count` values in bytes.
     ///
-    /// `None` if they do not fill whole blocks, or the size overflows.
+    /// Returns `None` if the values do not fill whole blocks, or the size overflows.
     pub fn bytes(self, count: u64) -> Option<u64> {
         let [numbers, bytes] = self.block();
         (count / numbers).checked_mul(bytes).filter(|_| count.is_multiple_of(numbers))
@@ -187,7 +189,8 @@ impl NumberType {
 
     /// Returns the embedding and head type for a model with weights of this type.
     ///
-    /// Rounding them to fewer than six bits costs more accuracy than rounding all other weights.
+    /// Rounding the embedding and head to fewer than six bits costs more accuracy than rounding all other
+    /// weights.
     pub fn of_tables(self) -> Self {
         match self {
             Self::Q5 | Self::Q4 => Self::Q6,
@@ -202,7 +205,7 @@ impl fmt::Display for NumberType {
     }
 }
 
-/// Error of [`NumberType::parse`]: the name is not an accepted number type.
+/// Error from [`NumberType::parse`]: the name is not an accepted number type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected one of {}; found `{found}`", NumberType::names(*uses).join(", "))]
 pub struct UnknownNumberType {
@@ -210,7 +213,7 @@ pub struct UnknownNumberType {
     uses: u8,
 }
 
-/// Declares a wrapper of [`NumberType`] for types with certain [uses] that users choose by name.
+/// Declares a [`NumberType`] wrapper for types with certain [uses] that users choose by name.
 ///
 /// Each listed variant becomes a constant. `FromStr` accepts the names of all types with these uses.
 #[doc(hidden)]

@@ -9,8 +9,8 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 /// Mixes the bits of a number so that similar inputs give unrelated outputs.
 ///
-/// Different inputs give different outputs. Source: the output function of
-/// SplitMix64 (Steele, Lea and Flood, 2014).
+/// Different inputs always give different outputs. Source: the output function of SplitMix64 (Steele, Lea and
+/// Flood, 2014).
 ///
 /// ```
 /// use candle_gpt2_arithmetic::mix_bits;
@@ -37,7 +37,7 @@ pub fn mix_bits(number: u64) -> u64 {
 pub struct RandomStream(ChaCha8Rng);
 
 impl RandomStream {
-    /// Creates the stream of `seed`.
+    /// Creates the stream for `seed`.
     pub fn new(seed: u64) -> Self {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
@@ -114,7 +114,7 @@ mod tests {
     /// Checks the means and the variance to within five standard errors.
     ///
     /// With 100,000 samples, the mean of the uniform distribution has a standard error of 0.0009, and the
-    /// mean of the normal distribution 0.0032.
+    /// mean of the normal distribution has one of 0.0032.
     #[test]
     fn uniform_and_normal_moments_are_correct() {
         const DRAWS: usize = 100_000;

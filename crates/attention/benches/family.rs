@@ -1,8 +1,8 @@
 //! Benchmarks attention layers: forward passes, and forward plus backward passes, in milliseconds.
 //!
 //! Run it with `cargo bench -p candle-gpt2-attention --bench family -- [--threads N] [--instructions SET]
-//! [--only TEXT]`. It prints one JSON line with the case names and sizes of `python -m bench attention`,
-//! which compares it with PyTorch.
+//! [--only TEXT]`. The benchmark prints one JSON line, with the same case names and sizes as
+//! `python -m bench attention`, which compares the times with PyTorch's.
 //!
 //! The weights are tensors in `plain` cases and variables in `trained` cases. `backward` is a forward pass
 //! followed by `gradients` for the input and weights. `candle_backward` is the same with candle's own backward
@@ -23,9 +23,11 @@ use candle_gpt2_attention::{
 use candle_gpt2_kernels::{Activation, InitialGradients, gradients};
 use candle_nn::{VarBuilder, VarMap};
 
-/// Minimum passes and minimum seconds per measurement; the median is reported.
+/// Minimum number of passes and minimum duration in seconds of each measurement.
+///
+/// The median is reported.
 const SHORTEST: (usize, f64) = (5, 0.4);
-/// Batch size and number of tokens.
+/// Input sizes to measure: batch size and number of tokens.
 const SIZES: [(usize, usize); 3] = [(1, 1024), (8, 128), (1, 1)];
 const WINDOW: usize = 128;
 /// Size just below 32 MiB, the largest freed block that makes glibc adapt its thresholds.
@@ -43,8 +45,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     if let Some(name) = value("--instructions").filter(|name| !limits::choose_instruction_set(name)) {
         return Err(format!("{name}: this processor has {}", limits::instruction_sets().join(", ")).into());
     }
-    // Frees a large block, as any program that loads a model has done. Until then, glibc returns the memory of
-    // each pass to the system, and the next pass waits for new pages.
+    // Frees a large block, as any program that loads a model does. Before that, glibc would return the memory
+    // of each pass to the system, and the next pass would wait for new pages.
     drop(black_box(vec![0_u8; LARGE_BLOCK]));
     let mut bench = Bench { only: value("--only").cloned().unwrap_or_default(), found: BTreeMap::new() };
     for (batch, tokens) in SIZES {
@@ -122,7 +124,7 @@ impl Bench {
         )
     }
 
-    /// Measures all cases of one layer; it takes an input and optionally a memory of the same shape.
+    /// Measures all cases of one layer. `forward` receives an input and a memory of the same shape.
     fn layer<L>(
         &mut self,
         name: &str,

@@ -3,8 +3,8 @@
 //! At a fixed radius, the time of restricted attention grows linearly with the length; the time of full
 //! attention grows quadratically.
 //!
-//! Run it with `cargo bench -p candle-gpt2-attention --bench window`. Throughput is in query tokens: constant
-//! for the window, decreasing for full attention.
+//! Run it with `cargo bench -p candle-gpt2-attention --bench window`. Throughput, in
+//! query tokens, is constant for the window and decreases for full attention.
 
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 

@@ -1,4 +1,4 @@
-//! Runs the examples of the course's attention chapters, with numbers to experiment with.
+//! Runs the examples from the course's attention chapters, with values to experiment with.
 //!
 //! Run it with `cargo run -p candle-gpt2-attention --example learn`.
 //!
@@ -27,11 +27,11 @@ const VECTORS: [[f32; 3]; 6] = [
 const W_QUERY: [[f32; 2]; 3] = [[0.296112, 0.516562], [0.251671, 0.688557], [0.073972, 0.866522]];
 const W_KEY: [[f32; 2]; 3] = [[0.136580, 0.102479], [0.184056, 0.726447], [0.315254, 0.687107]];
 const W_VALUE: [[f32; 2]; 3] = [[0.075635, 0.196638], [0.316412, 0.401740], [0.118568, 0.827395]];
-/// Temperature: below 1 the largest weight grows, above 1 all weights become more equal.
+/// Softmax temperature: values below 1 sharpen the weights, and values above 1 flatten them.
 const TEMPERATURE: f64 = 1.0;
 /// Whether a token sees only itself and earlier tokens.
 ///
-/// The chapter "The causal mask" does this with other matrices.
+/// The chapter "The causal mask" demonstrates this with other matrices.
 const IS_CAUSAL: bool = false;
 
 fn main() -> Result<()> {

@@ -1,4 +1,4 @@
-//! KV cache of one attention layer, with which each step computes only the new tokens.
+//! KV cache for one attention layer, which lets each step compute only the new tokens.
 //!
 //! The memory is allocated once, and each row of the batch has a slot in it. Each row has its own length,
 //! which is the only source of positions, so rows of different lengths need no padding tokens. Adding or
@@ -13,9 +13,9 @@ use candle_gpt2_kernels::{KvDType, KvMemory, SlotGuard};
 
 use crate::AttentionError;
 
-/// Axis of the batch in a `(B, H, T, D)` tensor.
+/// Batch axis of a `(B, H, T, D)` tensor.
 const BATCH_DIM: usize = 0;
-/// Axis of the tokens in a `(B, H, T, D)` tensor.
+/// Token axis of a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
 /// Sizes of a [`KvCache`] whose rows have equal capacity, for [`KvCache::new`].
@@ -53,7 +53,7 @@ pub struct KvCacheShape {
 #[doc(alias("past_key_values", "DynamicCache", "layer_past"))]
 pub struct KvCache {
     memory: KvMemory,
-    /// Slots of the rows, in order.
+    /// Slots in row order.
     slots: Vec<SlotGuard>,
     lengths: Vec<usize>,
 }
@@ -70,12 +70,12 @@ impl KvCache {
         Self::with_slots(memory, &KvSlot::side_by_side(batch, capacity))
     }
 
-    /// Creates a cache without rows in an existing memory; [`KvCache::insert_row`] adds rows.
+    /// Creates a cache without rows in existing memory; [`KvCache::insert_row`] adds rows.
     pub fn in_memory(memory: &KvMemory) -> Self {
         Self { memory: memory.clone(), slots: Vec::new(), lengths: Vec::new() }
     }
 
-    /// Creates a cache with empty rows in these slots of a memory.
+    /// Creates a cache with one empty row in each of the given slots.
     fn with_slots(memory: KvMemory, slots: &[KvSlot]) -> Result<Self> {
         let slots = slots.iter().map(|slot| memory.claim(*slot)).collect::<Result<Vec<_>>>()?;
         Ok(Self { lengths: vec![0; slots.len()], memory, slots })
@@ -127,9 +127,9 @@ impl KvCache {
         Ok([keys?, values?])
     }
 
-    /// Returns views of the memory, if it consists of tensors and the rows are adjacent.
+    /// Returns views of the memory if it stores tensors and the rows are adjacent.
     ///
-    /// After its own tokens, a shorter row contains leftovers of an earlier row, which may be NaN. Callers
+    /// After its own tokens, a shorter row contains leftovers from an earlier row, which may be NaN. Callers
     /// must not read them.
     pub(crate) fn views(&self) -> Result<Option<[Tensor; 2]>> {
         let Some([keys, values]) = self.memory.side_by_side(&self.slots())? else { return Ok(None) };
@@ -137,12 +137,12 @@ impl KvCache {
         Ok(Some([view(keys)?, view(values)?]))
     }
 
-    /// Slots of the rows in the memory.
+    /// Memory slot of each row.
     pub fn slots(&self) -> Vec<KvSlot> {
         self.slots.iter().map(SlotGuard::place).collect()
     }
 
-    /// Adds `tokens` to the length of each row, after a pass with [`Pass::at`](crate::Pass::at) wrote them.
+    /// Adds `tokens` to each row's length. Call it after a pass with [`Pass::at`](crate::Pass::at).
     ///
     /// # Errors
     /// If a row would exceed its capacity. The cache is then unchanged.
@@ -217,7 +217,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Inserts a row at index `row`, in a slot of the same memory; later rows move down.
+    /// Inserts a row at index `row`, stored in a slot of this cache's memory; later rows move down.
     ///
     /// The row's first `length` tokens are the contents of the slot.
     ///
@@ -251,7 +251,7 @@ impl KvCache {
         Ok((self.slots.remove(row), self.lengths.remove(row)))
     }
 
-    /// Calls `work` with a cache of only these rows; restores all rows even after an error.
+    /// Calls `work` with a cache of only these rows, then restores all rows, even after an error.
     pub(crate) fn with_rows<R>(
         &mut self,
         rows: Range<usize>,
@@ -311,7 +311,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Rejects `added` tokens if any row lacks the capacity for them.
+    /// Returns an error if any row lacks the capacity for `added` more tokens.
     fn expect_room(&self, added: usize) -> Result<()> {
         let mut rows = self.lengths.iter().zip(self.slots.iter().map(|slot| slot.place().capacity));
         match rows.find(|(past, capacity)| past.saturating_add(added) > *capacity) {

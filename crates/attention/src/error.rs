@@ -1,4 +1,4 @@
-//! Errors of attention layers: invalid sizes and inputs.
+//! Errors from attention layers: invalid sizes and inputs.
 //!
 //! The layers return these inside candle's error type; [`carried`](candle_gpt2_kernels::carried) extracts
 //! them.
@@ -76,7 +76,7 @@ pub enum AttentionError {
     )]
     CacheWithMemory,
     /// A training pass was called with a cache.
-    #[error("attention: a key-value cache has no backward pass; train without a cache")]
+    #[error("attention: training with a key-value cache is not supported; train without a cache")]
     CacheInTraining,
     /// Queries, keys or values with gradients were combined with a cache.
     #[error(

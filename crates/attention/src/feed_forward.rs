@@ -28,7 +28,7 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// Creates the network from its layers: `expand` `(width, inner)`, `contract` `(inner, width)`.
+    /// Creates the network from its layers: `expand` maps `width` to `inner`, and `contract` maps back.
     ///
     /// # Errors
     /// If the widths of the layers do not match.
@@ -44,7 +44,7 @@ impl FeedForward {
         Ok(Self { expand, contract, activation, inner_dropout: 0.0 })
     }
 
-    /// Loads GPT-2's parameters `c_fc` and `c_proj` below the path of `vb`.
+    /// Loads GPT-2's parameters `c_fc` and `c_proj` under the path of `vb`.
     ///
     /// In a [`VarBuilder`](candle_nn::VarBuilder), their weights are `(in, out)`, see
     /// [`Linear::load_conv1d`].
@@ -61,7 +61,7 @@ impl FeedForward {
         Self::new(layer(width, inner, "c_fc")?, layer(inner, width, "c_proj")?, activation)
     }
 
-    /// Sets the dropout rate after the activation, in training.
+    /// Sets the dropout rate that is applied after the activation in training.
     pub fn with_inner_dropout(mut self, rate: f64) -> Self {
         self.inner_dropout = rate;
         self
@@ -105,17 +105,17 @@ impl FeedForward {
         pass.dropout(hidden, self.inner_dropout)
     }
 
-    /// First layer, `width` to `inner`.
+    /// First layer, which maps `width` to `inner`.
     pub fn expand(&self) -> &Linear {
         &self.expand
     }
 
-    /// Second layer, `inner` to `width`.
+    /// Second layer, which maps `inner` to `width`.
     pub fn contract(&self) -> &Linear {
         &self.contract
     }
 
-    /// Size of the parameters of both layers.
+    /// Total size of the parameters in both layers.
     pub fn size(&self) -> ParameterSize {
         self.expand.size() + self.contract.size()
     }

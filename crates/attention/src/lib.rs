@@ -3,8 +3,8 @@
 //! See [`steps`], [`MultiHeadAttention`] and [`transformer`].
 //!
 //! Rows are tokens: `softmax(Q Kᵀ / sqrt(d)) V`. Literature whose columns are tokens transposes every matrix:
-//! `V softmax(Kᵀ Q / sqrt(d))`. In shapes, `B` is the batch size, `T` the number of query tokens, `S` of key
-//! tokens, `H` of heads, and `D` the width of a head.
+//! `V softmax(Kᵀ Q / sqrt(d))`. In shapes, `B` is the batch size, `T` the number of query tokens, `S` the
+//! number of key tokens, `H` the number of heads, and `D` the width of a head.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

@@ -1,4 +1,4 @@
-//! Attention masks; they alone determine which keys a query sees.
+//! Attention masks, which alone determine the keys that each query sees.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,12 +49,12 @@ pub enum AttentionMask {
 pub(crate) struct RowKeys {
     /// Position of the first query, relative to the first key.
     pub(crate) first_query: usize,
-    /// Number of keys that belong to the row; later keys belong to longer rows of the batch.
+    /// Number of keys that belong to the row; later keys belong to longer rows in the batch.
     pub(crate) key_count: usize,
 }
 
 impl RowKeys {
-    /// Returns one entry per past length; each row's queries are the last of its tokens.
+    /// Returns one entry for each past length; a row's queries are its last tokens.
     ///
     /// Without past lengths, one entry with all keys applies to all rows.
     pub(crate) fn of_rows(past_lengths: &[usize], query_len: usize, key_len: usize) -> Vec<Self> {
@@ -92,9 +92,9 @@ impl AttentionMask {
         mask.ne(0f64)?.where_cond(&hidden, &hidden.zeros_like()?).map(Self::Additive)
     }
 
-    /// Returns ranges of visible keys, possibly empty: `T` of them if all rows are equal, else `B · T`.
+    /// Returns each query's range of visible keys: `T` ranges if all rows are equal, else `B · T`.
     ///
-    /// `rows` has one entry for each row of the batch, or a single entry for all rows.
+    /// A range may be empty. `rows` has one entry for each row of the batch, or a single entry for all rows.
     ///
     /// # Errors
     /// If the lengths of [`AttentionMask::CausalRows`] do not add up to the number of queries and keys, or
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the visible keys with a cache whose rows have `past` tokens before the queries.
+    /// Returns the visible keys of each query if the cached rows have `past` tokens.
     fn cached(mask: &AttentionMask, query_len: usize, key_len: usize, past: &[usize]) -> Vec<Range<usize>> {
         mask.visible(query_len, key_len, &RowKeys::of_rows(past, query_len, key_len)).unwrap()
     }
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(cached(&mask, 3, 3, &[0]), [0..1, 0..2, 2..3]);
         let all = [RowKeys { first_query: 0, key_count: 3 }];
         let error = mask.visible(2, 3, &all).unwrap_err().to_string();
-        assert!(error.contains("packed rows of 3 tokens in total, found 2 queries and 3 keys"), "{error}");
+        assert!(error.contains("3 tokens in total, but there are 2 queries and 3 keys"), "{error}");
     }
 
     #[test]

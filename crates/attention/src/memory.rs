@@ -16,7 +16,7 @@ impl MultiHeadAttention {
         self.projection().memory(memory)
     }
 
-    /// Computes `residual + dropout(output)` of cross-attention from `x` to all of `memory`.
+    /// Computes cross-attention from `x` to all of `memory` and returns `residual + dropout(output)`.
     ///
     /// `rate` is the dropout rate. All rows of `x` share a memory with batch size 1. The pass's observer sees
     /// nothing, because the names of hook points refer to self-attention.

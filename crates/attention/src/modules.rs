@@ -5,7 +5,7 @@ use candle_nn::Module;
 
 use crate::{FeedForward, MultiHeadAttention, Pass};
 
-/// Self-attention under the mask of [`MultiHeadAttention::with_mask`].
+/// Computes self-attention under the mask set by [`MultiHeadAttention::with_mask`].
 ///
 /// By default every token sees every other, as in PyTorch's layer.
 ///
@@ -17,7 +17,7 @@ impl Module for MultiHeadAttention {
     }
 }
 
-/// Feed-forward network in inference.
+/// Runs the feed-forward network in inference, without dropout.
 ///
 /// # Shapes
 /// `x` `(B, T, width)`; returns the same shape.

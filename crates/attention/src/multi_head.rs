@@ -18,9 +18,9 @@ use crate::{
     Placement, QkvProjection, ScaledDotProduct, SiteKind,
 };
 
-/// Axis of the batch in a `(B, T, d_in)` tensor.
+/// Batch axis of a `(B, T, d_in)` tensor.
 const BATCH_DIM: usize = 0;
-/// Axis of the heads in a `(B, T, H, …)` tensor.
+/// Head axis of a `(B, T, H, …)` tensor.
 const RESULT_HEAD_DIM: usize = 2;
 
 /// Multi-head self-attention, or cross-attention from one sequence to another.
@@ -32,7 +32,7 @@ pub struct MultiHeadAttention {
     num_heads: usize,
     head_dim: usize,
     attention: ScaledDotProduct,
-    /// Mask of `Module::forward`; functions that take a mask ignore it.
+    /// Mask for `Module::forward`; functions that take a mask ignore this one.
     pub(crate) mask: AttentionMask,
 }
 
@@ -52,7 +52,7 @@ impl MultiHeadAttention {
         Ok(Self { projection, out_proj, num_heads, head_dim, attention, mask })
     }
 
-    /// Loads a layer from the named parameters below the path of `vb`.
+    /// Loads a layer from the named parameters under the path of `vb`.
     ///
     /// [`ProjectionLayout`](crate::ProjectionLayout) lists their names.
     ///
@@ -122,7 +122,8 @@ impl MultiHeadAttention {
         let mut weights = LastValue::of(SiteKind::Pattern);
         let mut pass = Pass::inference().observed_by(&mut weights);
         let output = self.forward_with(x, memory, mask, None, &mut pass)?;
-        let weights = weights.value.ok_or_else(|| candle_core::Error::msg("no attention was computed"))?;
+        let weights =
+            weights.value.ok_or_else(|| candle_core::Error::msg("no attention weights were computed"))?;
         Ok((output, weights))
     }
 
@@ -151,7 +152,7 @@ impl MultiHeadAttention {
         self.out_proj.forward(&self.context(x, memory.as_ref(), mask, cache, pass)?)
     }
 
-    /// Computes `residual + dropout(output)` of self-attention, with dropout rate `rate`.
+    /// Computes self-attention and returns `residual + dropout(output)`, with dropout rate `rate`.
     ///
     /// This is the attention part of a model's block. The pass's observer can see the intermediates of
     /// [`MultiHeadAttention::forward_with`], then [`SiteKind::Result`] and [`SiteKind::AttnOut`].
@@ -199,7 +200,7 @@ impl MultiHeadAttention {
         results.transpose(0, 1)?.contiguous()?.reshape((batch, tokens, heads, output))
     }
 
-    /// Passes queries, keys and values to the observer; returns the values to use, each `(B, T, H · D)`.
+    /// Shows queries, keys and values to the observer; returns the tensors to use, `(B, T, H · D)`.
     fn shown(&self, projections: &[Tensor], pass: &mut Pass) -> Result<Vec<Tensor>> {
         let heads = heads_of(&projections.iter().collect::<Vec<_>>(), self.num_heads)?;
         let kinds = [SiteKind::Q, SiteKind::K, SiteKind::V];
@@ -262,7 +263,7 @@ impl MultiHeadAttention {
             projections = self.shown(&projections, pass)?;
         }
         match (cache, &placement) {
-            // Packed rows of several lengths, each after its cached tokens, are always causal.
+            // Packed rows that continue cached rows are always causal.
             (Some(cache), Placement::Rows(lengths)) => {
                 self.attention.attend_rows(&projections, self.num_heads, (lengths, mask), cache, pass)
             }
@@ -305,7 +306,7 @@ impl MultiHeadAttention {
         self.projection.size() + self.out_proj.size()
     }
 
-    /// Projections to queries, keys and values.
+    /// Query, key and value projections.
     pub fn projection(&self) -> &QkvProjection {
         &self.projection
     }

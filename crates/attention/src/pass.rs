@@ -1,4 +1,6 @@
-//! State of a forward pass in addition to its input, in two parts.
+//! State of a forward pass other than its input.
+//!
+//! A [`Pass`] has two parts:
 //!
 //! ```text
 //! Call   settings of the computation: positions, encoder hidden states, dtype, block; cloned freely
@@ -57,7 +59,7 @@ pub trait Observer {
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor>;
 }
 
-/// Observer that keeps the last value of one kind.
+/// Observer that keeps the last value it sees at one kind of hook point.
 pub(crate) struct LastValue {
     kind: SiteKind,
     pub(crate) value: Option<Tensor>,
@@ -100,7 +102,7 @@ pub struct Pass<'a> {
     run: Run<'a>,
 }
 
-/// Settings of the computation.
+/// Settings for the computation.
 #[derive(Clone, Default)]
 struct Call {
     placement: Placement,
@@ -125,9 +127,9 @@ pub enum Placement {
     /// Each row of `(B, T)` follows the tokens in its cache row, or starts at position 0.
     #[default]
     AfterCache,
-    /// Rows of these lengths are packed into one sequence, see [`Pass::of_rows`].
+    /// Rows of these lengths are packed into one sequence; see [`Pass::of_rows`].
     Rows(Arc<[usize]>),
-    /// Tensor on the device with the positions, see [`Pass::at`].
+    /// Positions stored in device memory; see [`Pass::at`].
     OnDevice(Tensor),
 }
 
@@ -170,7 +172,7 @@ impl<'a> Pass<'a> {
         self
     }
 
-    /// Computes in `dtype` between the layers; layers cast their parameters from any other dtype.
+    /// Sets the dtype of values between layers; layers cast parameters of any other dtype to it.
     pub fn computed_in(mut self, dtype: DType) -> Self {
         self.call.dtype = Some(dtype);
         self
@@ -202,7 +204,7 @@ impl<'a> Pass<'a> {
         self
     }
 
-    /// Starts at position `first` instead of 0, for an empty cache.
+    /// Sets the position of the first token, which is 0 by default; any cache must be empty.
     ///
     /// Training on windows that are shorter than the context uses this to reach all positions. Packed rows
     /// start at 0.
@@ -235,7 +237,7 @@ impl<'a> Pass<'a> {
         &self.call.placement
     }
 
-    /// Causal mask of a decoder for this pass.
+    /// Causal decoder mask for this pass.
     pub fn causal_mask(&self) -> AttentionMask {
         match self.placement() {
             Placement::Rows(lengths) => AttentionMask::CausalRows(Arc::clone(lengths)),
@@ -266,7 +268,7 @@ impl<'a> Pass<'a> {
         self.run.recomputes && self.run.observer.is_none()
     }
 
-    /// Computes a part of the model with gradient checkpointing.
+    /// Computes part of the model with gradient checkpointing.
     ///
     /// Only `x` is saved. The backward pass computes the part again, with the same dropout.
     ///
@@ -310,14 +312,14 @@ impl<'a> Pass<'a> {
         self.reborrow().observed_by(observer)
     }
 
-    /// Notifies the observer that the pass begins, see [`Observer::begin`].
+    /// Notifies the observer that the pass is starting; see [`Observer::begin`].
     pub fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
         if let Some(observer) = &mut self.run.observer {
             observer.begin(past_lengths, tokens);
         }
     }
 
-    /// Sets the block that the next operations belong to; `None` is outside the blocks.
+    /// Sets the block that the next operations belong to; `None` means outside the blocks.
     pub fn enter_layer(&mut self, layer: Option<usize>) {
         self.call.layer = layer;
     }
@@ -352,7 +354,7 @@ impl<'a> Pass<'a> {
         Ok(seen)
     }
 
-    /// Computes a layer norm and shows its scale and normalized input at the hook points `kinds`.
+    /// Computes a layer norm; the observer sees its scale and normalized input at hook points `kinds`.
     ///
     /// # Shapes
     /// `x` `(…, C)`; returns the same shape.
@@ -381,7 +383,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Computes `residual + dropout(layer(x))` and shows the layer's output at hook point `kind`.
+    /// Computes `residual + dropout(layer(x))`; the observer sees the layer's output at hook `kind`.
     ///
     /// This is the last operation of each part of a block. It is one fused product if there is no dropout and
     /// the observer does not want the output.

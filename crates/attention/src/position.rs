@@ -9,7 +9,7 @@ use candle_core::{Device, Result, Tensor};
 
 use crate::AttentionError;
 
-/// Base of the wavelengths, from the paper.
+/// Base of the wavelengths in the paper.
 const BASE: f64 = 10_000.0;
 
 /// Table of sinusoidal position vectors.
@@ -34,7 +34,7 @@ impl SinusoidalPositions {
     /// If a size is zero, or allocation on the device fails.
     pub fn new(context_length: usize, width: usize, device: &Device) -> Result<Self> {
         if context_length == 0 || width == 0 {
-            return Err(AttentionError::ZeroSize { name: "context length and width of the positions" }.into());
+            return Err(AttentionError::ZeroSize { name: "length or width of the position table" }.into());
         }
         let angle = |position: usize, channel: usize| {
             position as f64 / libm::pow(BASE, (channel - channel % 2) as f64 / width as f64)
@@ -62,7 +62,7 @@ impl SinusoidalPositions {
         x.broadcast_add(&self.table.narrow(0, first, tokens)?.to_dtype(x.dtype())?)
     }
 
-    /// Table, `(context_length, D)`.
+    /// Table of position vectors, `(context_length, D)`.
     pub fn table(&self) -> &Tensor {
         &self.table
     }

@@ -6,7 +6,7 @@ use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource};
 use crate::AttentionError;
 use crate::error::expect_sizes;
 
-/// Width of each head, an option of [`MultiHeadAttentionConfig`].
+/// Width of each head; see [`MultiHeadAttentionConfig::head_width`].
 ///
 /// The names come from "Transformers from scratch" (Bloem, 2019, "Narrow and wide self-attention"). There, a
 /// narrow head gets one slice of the input vector, and a wide head gets the entire vector. Narrow heads in
@@ -21,7 +21,7 @@ pub enum HeadWidth {
     Wide,
 }
 
-/// Names and layout of a layer's parameters, an option of [`MultiHeadAttentionConfig`].
+/// Names and layout of a layer's parameters; see [`MultiHeadAttentionConfig::projection`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProjectionLayout {
     /// Separate projections, as in "Build a Large Language Model (From Scratch)".
@@ -31,18 +31,18 @@ pub enum ProjectionLayout {
     Separate,
     /// Separate projections with custom names such as `q_proj`, plus `.weight` and `.bias`.
     Named {
-        /// Name of the projection to queries.
+        /// Name of the query projection.
         query: &'static str,
-        /// Name of the projection to keys.
+        /// Name of the key projection.
         key: &'static str,
-        /// Name of the projection to values.
+        /// Name of the value projection.
         value: &'static str,
         /// Name of the output projection.
         output: &'static str,
     },
     /// PyTorch's `nn.MultiheadAttention`: `in_proj_weight`, `in_proj_bias` and `out_proj`.
     Fused,
-    /// GPT-2's `c_attn` and `c_proj`; files store them as `Conv1D`, see [`Linear::load_conv1d`].
+    /// GPT-2's `c_attn` and `c_proj`; files store them as `Conv1D`; see [`Linear::load_conv1d`].
     Gpt2,
 }
 
@@ -57,7 +57,7 @@ impl ProjectionLayout {
     }
 }
 
-/// Sizes and options of a [`MultiHeadAttention`](crate::MultiHeadAttention) loaded by parameter name.
+/// Sizes and options for loading a [`MultiHeadAttention`](crate::MultiHeadAttention) by name.
 #[derive(Debug, Clone)]
 pub struct MultiHeadAttentionConfig {
     /// Width of the input, and of the memory in cross-attention.
@@ -96,14 +96,14 @@ impl MultiHeadAttentionConfig {
         }
     }
 
-    /// Creates the configuration of a GPT-2 block's layer, with its parameter names and biases.
+    /// Creates the configuration of a GPT-2 attention layer, with GPT-2's parameter names and biases.
     ///
     /// ```
     /// use candle_core::{DType, Device};
     /// use candle_gpt2_attention::{MultiHeadAttention, MultiHeadAttentionConfig};
     /// use candle_nn::VarBuilder;
     ///
-    /// // For a file of the 124M model, `vb` comes from `VarBuilder::from_mmaped_safetensors`.
+    /// // For a 124M model file, `vb` comes from `VarBuilder::from_mmaped_safetensors`.
     /// let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
     /// let layer = MultiHeadAttention::load(&MultiHeadAttentionConfig::gpt2(768, 12), vb.pp("h.0.attn"))?;
     /// assert_eq!(layer.parameter_count(), 2_362_368);
@@ -114,7 +114,7 @@ impl MultiHeadAttentionConfig {
     }
 }
 
-/// Projections of the input to queries, keys and values, each `H · D` wide.
+/// Query, key and value projections, each with output width `H · D`.
 ///
 /// [`MultiHeadAttention::new`](crate::MultiHeadAttention::new) builds a layer from them, and
 /// [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) loads them.
@@ -122,32 +122,32 @@ impl MultiHeadAttentionConfig {
 pub enum QkvProjection {
     /// Separate layers for queries, keys and values.
     Separate {
-        /// Projection to queries.
+        /// Query projection.
         query: Linear,
-        /// Projection to keys.
+        /// Key projection.
         key: Linear,
-        /// Projection to values.
+        /// Value projection.
         value: Linear,
     },
     /// One layer whose output is the concatenated queries, keys and values.
     Fused(Linear),
     /// One layer for queries and one for concatenated keys and values, as in GPT-2's cross-attention.
     FusedMemory {
-        /// Projection to queries.
+        /// Query projection.
         query: Linear,
-        /// Projection to keys and values.
+        /// Combined key and value projection.
         key_value: Linear,
     },
 }
 
-/// Keys and values of encoder hidden states (the memory) for several passes.
+/// Keys and values computed from encoder hidden states (the memory), reused across passes.
 ///
 /// [`MultiHeadAttention::memory`](crate::MultiHeadAttention::memory) computes them once.
 #[derive(Debug, Clone)]
 pub struct AttentionMemory(pub(crate) Vec<Tensor>);
 
 impl QkvProjection {
-    /// Loads the projections and the output projection below the path of `vb`.
+    /// Loads the input and output projections under the path of `vb`.
     pub(crate) fn load(
         config: &MultiHeadAttentionConfig,
         vb: impl ParameterSource,

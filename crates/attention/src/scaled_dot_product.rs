@@ -21,12 +21,12 @@ use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
 use crate::{AttentionError, KvCache, SiteKind};
 
-/// Axis of the heads in a `(B, H, T, D)` tensor.
+/// Head axis of a `(B, H, T, D)` tensor.
 const HEAD_DIM: usize = 1;
-/// Axis of the tokens in a `(B, H, T, D)` tensor.
+/// Token axis of a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// Scaled dot-product attention: the scale of the scores, and dropout on the weights.
+/// Scaled dot-product attention, with a scale for the scores and dropout on the weights.
 ///
 /// Scores and softmax are computed in f32 or f64, independent of the dtype of queries and keys.
 ///
@@ -45,7 +45,7 @@ const TOKEN_DIM: usize = 2;
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledDotProduct {
-    /// Factor on `Q Kᵀ`, usually `1 / sqrt(D)`.
+    /// Factor applied to `Q Kᵀ`, usually `1 / sqrt(D)`.
     ///
     /// With queries and keys of unit variance, the products have variance `D`, and the factor restores a
     /// variance of 1 ("Attention Is All You Need", arXiv:1706.03762, section 3.2.1).
@@ -55,7 +55,7 @@ pub struct ScaledDotProduct {
 }
 
 impl ScaledDotProduct {
-    /// Creates the usual form for heads of width `head_dim`: scale `1 / sqrt(head_dim)`, no dropout.
+    /// Creates attention for heads of width `head_dim`: scale `1 / sqrt(head_dim)`, no dropout.
     pub fn new(head_dim: usize) -> Self {
         Self { scale: 1.0 / (head_dim as f64).sqrt(), dropout: 0.0 }
     }
@@ -84,7 +84,7 @@ impl ScaledDotProduct {
         let rows = RowKeys::of_rows(past_lengths, query_len, k.dim(TOKEN_DIM)?);
         let visible = mask.visible(query_len, k.dim(TOKEN_DIM)?, &rows)?;
         if past_lengths.is_empty() && self.has_kernel(&[q, k, v], &visible, pass) {
-            // Each is `(B, T, H · D)`, with the heads concatenated.
+            // Concatenates the heads of queries, keys and values, each to `(B, T, H · D)`.
             let side_by_side = |x: &Tensor| x.transpose(HEAD_DIM, TOKEN_DIM)?.flatten_from(TOKEN_DIM);
             let (q, k, v) = (side_by_side(q)?, side_by_side(k)?, side_by_side(v)?);
             let context = heads_attention(&[&q, &k, &v], self.of_heads(num_heads, visible, mask, pass)?)?;
@@ -140,7 +140,7 @@ impl ScaledDotProduct {
         or_restored(context, &past_lengths, cache)
     }
 
-    /// Attention over a cache that already includes the queries' tokens.
+    /// Computes attention over a cache that already contains the queries' tokens.
     ///
     /// `past_lengths` has the number of tokens before them in each row.
     fn over_cache(
@@ -164,7 +164,7 @@ impl ScaledDotProduct {
         {
             return memory.attention(q, &cache.slots(), self.scale, &seen);
         }
-        // The single-query kernel reads nothing after a row's own tokens, so ragged rows need no copy.
+        // The single-query kernel reads nothing beyond a row's own tokens, so ragged rows need no copy.
         if query_len == 1
             && head_dim <= WIDEST_SINGLE_QUERY
             && let Some([keys, values]) = cache.views()?
@@ -176,7 +176,7 @@ impl ScaledDotProduct {
         self.forward(q, &keys, &values, mask, past_lengths, pass)
     }
 
-    /// Returns the heads' concatenated outputs; takes projections in the form of [`heads_attention`].
+    /// Returns the heads' concatenated outputs, given projections as [`heads_attention`] takes them.
     ///
     /// With a cache, the projections belong to the new tokens.
     ///
@@ -211,9 +211,10 @@ impl ScaledDotProduct {
         context.transpose(HEAD_DIM, TOKEN_DIM)?.flatten_from(TOKEN_DIM)
     }
 
-    /// Like [`Self::attend`], for packed rows `(1, T_1 + … + T_B, n · H · D)`, each with its cache row.
+    /// Computes [`Self::attend`] for packed rows, `(1, T_1 + … + T_B, n · H · D)`.
     ///
-    /// Consecutive rows of equal length are computed together.
+    /// Each packed row continues its row in the cache. Consecutive rows of equal length are
+    /// computed together.
     pub(crate) fn attend_rows(
         &self,
         projections: &[Tensor],
@@ -311,7 +312,7 @@ impl ScaledDotProduct {
         }
     }
 
-    /// Whether attention weights are neither dropped nor observed.
+    /// Whether the attention weights have no dropout and are not observed.
     fn is_fused(&self, pass: &Pass) -> bool {
         let is_dropped = pass.is_training() && self.dropout > 0.0;
         !is_dropped && !shows_weights(pass)
@@ -346,7 +347,7 @@ fn shows_weights(pass: &Pass) -> bool {
     pass.wants(SiteKind::AttnScores) || pass.wants(SiteKind::Pattern)
 }
 
-/// Returns the result; after an error, truncates the cache to its previous lengths.
+/// Returns `result`; if it is an error, truncates the cached rows to their previous lengths.
 fn or_restored<T>(result: Result<T>, past_lengths: &[usize], cache: &mut KvCache) -> Result<T> {
     if result.is_err() {
         for (row, kept) in past_lengths.iter().enumerate() {

@@ -18,7 +18,7 @@ use std::fmt::{Display, Formatter};
 pub struct Site {
     /// Index of the block, starting at 0; `None` outside the blocks.
     pub layer: Option<usize>,
-    /// Kind of the intermediate.
+    /// Kind of hook point.
     pub kind: SiteKind,
 }
 
@@ -39,14 +39,14 @@ macro_rules! site_kinds {
             /// All kinds, in the order of computation.
             pub const ALL: [Self; [$(Self::$kind),*].len()] = [$(Self::$kind),*];
 
-            /// Name in this project, mostly TransformerLens' name without `hook_`.
+            /// Name in this project, usually the TransformerLens name without `hook_`.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $name),*
                 }
             }
 
-            /// Name in TransformerLens, below `blocks.N.` for kinds inside the blocks.
+            /// Name in TransformerLens, without the prefix `blocks.N.` of kinds inside the blocks.
             pub fn hook(self) -> &'static str {
                 match self {
                     $(Self::$kind => $hook),*
@@ -90,9 +90,9 @@ site_kinds! {
     /// If a pass attends to encoder hidden states, this is after cross-attention, which has no hook points of
     /// its own.
     ResidMid: "resid_mid", "hook_resid_mid";
-    /// Scale of the second layer norm, see [`SiteKind::Ln1Scale`].
+    /// Scale of the second layer norm; see [`SiteKind::Ln1Scale`].
     Ln2Scale: "ln2.scale", "ln2.hook_scale";
-    /// Normalized input of the second layer norm, see [`SiteKind::Ln1Normalized`].
+    /// Normalized input of the second layer norm; see [`SiteKind::Ln1Normalized`].
     Ln2Normalized: "ln2.normalized", "ln2.hook_normalized";
     /// Input of the activation function, `(B, T, n_inner)`.
     MlpPre: "mlp_pre", "mlp.hook_pre";
@@ -102,9 +102,9 @@ site_kinds! {
     MlpOut: "mlp_out", "hook_mlp_out";
     /// Output of a block, `(B, T, C)`.
     ResidPost: "resid_post", "hook_resid_post";
-    /// Scale of the final layer norm, see [`SiteKind::Ln1Scale`]; after the blocks.
+    /// Scale of the final layer norm, after the blocks; see [`SiteKind::Ln1Scale`].
     LnFinalScale: "ln_final.scale", "ln_final.hook_scale";
-    /// Normalized input of the final layer norm, see [`SiteKind::Ln1Normalized`]; after the blocks.
+    /// Normalized input of the final layer norm, after the blocks; see [`SiteKind::Ln1Normalized`].
     LnFinalNormalized: "ln_final.normalized", "ln_final.hook_normalized";
     /// Output of the final layer norm, `(B, T, C)`; after the blocks.
     FinalNorm: "final_norm", "unembed.hook_in";
@@ -140,12 +140,12 @@ impl SiteKind {
         )
     }
 
-    /// Axis of the pass's tokens, or of the queries if there are keys too.
+    /// Token axis; the query axis of kinds that also have a key axis.
     pub fn token_axis(self) -> usize {
         if matches!(self, Self::AttnScores | Self::Pattern) { 2 } else { 1 }
     }
 
-    /// Axis of the heads, if there is one.
+    /// Head axis, if the kind has one.
     pub fn head_axis(self) -> Option<usize> {
         match self {
             Self::AttnScores | Self::Pattern => Some(1),
@@ -156,17 +156,17 @@ impl SiteKind {
 }
 
 impl Site {
-    /// Hook point outside the blocks.
+    /// Creates a hook point outside the blocks.
     pub const fn outside(kind: SiteKind) -> Self {
         Self { layer: None, kind }
     }
 
-    /// Hook point in block `layer`.
+    /// Creates a hook point in block `layer`.
     pub const fn in_block(layer: usize, kind: SiteKind) -> Self {
         Self { layer: Some(layer), kind }
     }
 
-    /// All hook points of a model with `n_layer` blocks, in the order of computation.
+    /// Lists all hook points of a model with `n_layer` blocks, in the order of computation.
     pub fn all(n_layer: usize) -> Vec<Self> {
         let inside = || SiteKind::ALL.into_iter().filter(|kind| kind.is_in_blocks());
         let outside = |is_after: bool| {
@@ -178,7 +178,7 @@ impl Site {
     }
 }
 
-/// Formats the name in TransformerLens.
+/// Formats the TransformerLens name.
 impl Display for Site {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self.layer {

@@ -23,7 +23,7 @@ use crate::{AttentionMask, Pass, ScaledDotProduct};
 pub struct SimpleSelfAttention {
     /// Dot products of every token with every other, `(T, T)`.
     pub scores: Tensor,
-    /// Softmax of each row of the scores, `(T, T)`.
+    /// Softmax over each row of the scores, `(T, T)`.
     pub weights: Tensor,
     /// Weighted sums of the inputs, `(T, d)`.
     pub context: Tensor,
@@ -76,7 +76,7 @@ pub fn dot_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     (a * b)?.sum_all()
 }
 
-/// Divides values by their sum (§3.3.1), the first idea for turning scores into weights.
+/// Divides values by their sum (§3.3.1), the book's first attempt at weights.
 ///
 /// Negative scores break it, which is the reason to use softmax.
 ///
@@ -122,7 +122,7 @@ pub fn softmax_naive(scores: &Tensor) -> Result<Tensor> {
     normalize_by_sum(&scores.exp()?)
 }
 
-/// Hides the future after the softmax (§3.5.1, first way).
+/// Hides the future after the softmax (§3.5.1, first method).
 ///
 /// It zeroes the weights above the diagonal, then divides each row by its sum.
 /// [`mask_with_negative_infinity`] gives the same result in one fewer step.
@@ -138,7 +138,9 @@ pub fn mask_by_renormalizing(weights: &Tensor) -> Result<Tensor> {
     normalize_by_sum(&weights.broadcast_mul(&lower)?)
 }
 
-/// Hides the future before the softmax (§3.5.1, second way): `-inf` above the diagonal of the scores.
+/// Hides the future before the softmax (§3.5.1, second method).
+///
+/// It sets the scores above the diagonal to `-inf`.
 ///
 /// ```
 /// use candle_core::{D, Device, Tensor};
@@ -188,7 +190,7 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Creates a layer from matrices for `x W`: the book's `SelfAttention_v1`.
+    /// Creates a layer from matrices that multiply as `x W`: the book's `SelfAttention_v1`.
     ///
     /// # Shapes
     /// Each matrix is `(d_in, d_out)`.
@@ -206,7 +208,7 @@ impl SelfAttention {
         Self { query, key, value }
     }
 
-    /// Loads `W_query.weight`, `W_key.weight` and `W_value.weight` below the path of `vb`.
+    /// Loads `W_query.weight`, `W_key.weight` and `W_value.weight` under the path of `vb`.
     ///
     /// # Errors
     /// If a parameter is missing or has the wrong shape.
@@ -215,7 +217,7 @@ impl SelfAttention {
         Ok(Self::from_linear(layer("W_query")?, layer("W_key")?, layer("W_value")?))
     }
 
-    /// Returns the projections as matrices for `x W`, in the order query, key, value.
+    /// Returns the query, key and value projections as matrices that multiply as `x W`.
     ///
     /// With [`SelfAttention::from_matrices`], this is exercise 3.1's transfer from `v2` to `v1`.
     ///

@@ -32,7 +32,7 @@ use crate::{
     AttentionMask, FeedForward, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout,
 };
 
-/// PyTorch's default epsilon of layer norms.
+/// PyTorch's default epsilon for layer norms.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
 
 /// Sizes and options of a block.
@@ -161,7 +161,7 @@ impl DecoderLayer {
     }
 }
 
-/// Stack of encoder blocks, plus a stack of decoder blocks that attends to the encoder's output.
+/// Stack of encoder blocks, plus a stack of decoder blocks that attend to the encoder's output.
 ///
 /// The stacks may have different depths.
 #[derive(Debug, Clone)]
@@ -225,12 +225,12 @@ pub struct OutputHead {
 }
 
 impl OutputHead {
-    /// Creates a head from its layer, `(d_model, vocabulary)`.
+    /// Creates a head from its linear layer, `(d_model, vocabulary)`.
     pub fn new(linear: Linear) -> Self {
         Self { linear }
     }
 
-    /// Computes the probabilities of the next token at every position.
+    /// Computes next-token probabilities at every position.
     ///
     /// # Shapes
     /// `x` `(B, T, d_model)`; returns `(B, T, vocabulary)`; each row sums to 1.

@@ -27,12 +27,11 @@ const SHAPES: [(&str, usize, usize); 5] = [
     ("mlp c_proj", 768, 3072),
     ("head", 50257, 768),
 ];
-/// Total bytes of the weight copies that few-row products read in rotation, to keep them out of the
-/// cache.
+/// Total size of the weight copies that few-row products cycle through, larger than the caches.
 const READ_BYTES: usize = 128 << 20;
 /// Number of rows in the many-row products.
 const ROWS: usize = 512;
-/// Row counts of the few-row products, as for drafts and small batches.
+/// Row counts of the few-row products, typical of drafts and small batches.
 const FEW_ROWS: [usize; 3] = [2, 4, 8];
 const HEADS: usize = 12;
 const HEAD_DIM: usize = 64;
@@ -133,7 +132,7 @@ fn main() {
         );
         let last = q.narrow(2, keys - 1, 1).unwrap();
         for dtype in [KvDType::F32, KvDType::F16, KvDType::Q8] {
-            // One cache for each layer, so that keys and values come from main memory, as in a model.
+            // One cache per layer, so that keys and values come from main memory, as in a model.
             let caches: Vec<KvMemory> = (0..LAYERS).map(|_| cache(dtype)).collect();
             let decode_s = fastest(RUNS, || {
                 for cache in &caches {
@@ -159,7 +158,7 @@ fn report(name: &str, format: &str, read: f64, bandwidth: f64, speed: f64, arith
     );
 }
 
-/// Duration of the fastest run in seconds.
+/// Returns the duration of the fastest run in seconds.
 fn fastest(runs: usize, mut work: impl FnMut()) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..runs.max(2) {
@@ -170,7 +169,7 @@ fn fastest(runs: usize, mut work: impl FnMut()) -> f64 {
     best
 }
 
-/// Values with magnitudes up to about 1.
+/// Returns a tensor of values with magnitudes up to about 1.
 fn pattern(shape: (usize, usize)) -> Tensor {
     let values: Vec<f32> =
         (0..shape.0 * shape.1).map(|index| (index * 7919 % 2003) as f32 / 1001.5 - 1.0).collect();

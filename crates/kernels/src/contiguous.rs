@@ -5,8 +5,8 @@ use half::{bf16, f16};
 
 /// Faster [`Tensor::contiguous`] for transposed matrices on the CPU, without gradients.
 ///
-/// It is many times faster than candle, which computes each value's index separately and reads each
-/// cache line again for every value in it.
+/// This is many times faster than candle's copy, which computes each value's index separately and reads a
+/// cache line again for every value in the line.
 /// ```
 /// use candle_core::{Device, Tensor};
 ///
@@ -33,7 +33,7 @@ pub fn contiguous(tensor: &Tensor) -> Result<Tensor> {
 /// The values of a column are adjacent; the values of a row are `distance` elements apart. The copy works in
 /// blocks, so that each cache line is read and written once.
 fn transposed<T: WithDType>(matrix: &Tensor, distance: usize) -> Result<Tensor> {
-    /// Side of a block: one cache line of f32.
+    /// Side length of a block: one cache line of f32 values.
     const SIDE: usize = 16;
     let (rows, columns) = matrix.dims2()?;
     let (storage, layout) = matrix.storage_and_layout();

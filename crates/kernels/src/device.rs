@@ -30,7 +30,9 @@ pub enum DeviceError {
         found: String,
     },
     /// The GPU index is out of range.
-    #[error("GPU {index} does not exist; the driver reports {count} GPUs, counted from 0")]
+    #[error(
+        "GPU index {index} is out of range; GPUs are counted from 0, and the driver reports {count} in total"
+    )]
     NoSuchGpu {
         /// Requested index.
         index: usize,

@@ -12,7 +12,7 @@ use std::thread::{ThreadId, current};
 
 use candle_core::{Device, DeviceLocation};
 
-/// Users of each GPU that has been used, by GPU index.
+/// Threads that use each GPU, by GPU index.
 static GPUS: Mutex<BTreeMap<usize, Arc<Users>>> = Mutex::new(BTreeMap::new());
 
 /// Runs `work`, which submits work to a device, after waiting for any other thread's recording.
@@ -60,7 +60,7 @@ fn users_of(device: &Device) -> Option<Arc<Users>> {
 #[derive(Default)]
 struct Users {
     state: Mutex<State>,
-    /// Notified when a recording ends.
+    /// Condition variable that is notified when a recording ends.
     recorded: Condvar,
 }
 
@@ -138,7 +138,7 @@ mod tests {
     /// Time after which a thread without progress counts as blocked.
     const A_WHILE: Duration = Duration::from_millis(100);
 
-    /// Begins a use on another thread and sends a message once it has begun.
+    /// Begins a use on another thread, which sends a message once the use has begun.
     fn used_elsewhere(users: &Arc<Users>) -> Receiver<()> {
         let (users, (sender, started)) = (Arc::clone(users), channel());
         spawn(move || {
@@ -150,7 +150,7 @@ mod tests {
 
     /// A hook may compute on its own thread, or wait for another thread that computes.
     ///
-    /// With a plain lock, both would deadlock.
+    /// Either of these would deadlock with a plain lock.
     #[test]
     fn nested_use_does_not_deadlock() {
         let users = Arc::new(Users::default());

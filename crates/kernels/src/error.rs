@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::ops::Range;
 
-use candle_core::DType;
+use candle_core::{DType, Device, Tensor};
 use candle_gpt2_arithmetic::KvSlot;
 use thiserror::Error;
 
@@ -41,10 +41,12 @@ pub enum KernelError {
         found: Vec<usize>,
     },
     /// A CPU kernel received values that are not f32 or not on the CPU.
-    #[error("expected f32 values on the CPU; found {found:?} values, possibly on another device")]
+    #[error("expected an f32 tensor on the CPU, found {found:?} on {device}")]
     NotCpuFloats {
         /// Dtype of the values.
         found: DType,
+        /// Kind of the device that holds them.
+        device: &'static str,
     },
     /// The shapes of queries, keys and values do not match, or the visible keys of a query are invalid.
     #[error(
@@ -61,7 +63,8 @@ pub enum KernelError {
     },
     /// The memory for keys and values could not be allocated.
     #[error(
-        "not enough memory for keys and values of {tokens} tokens (width {width}, dtype {dtype}); request fewer tokens"
+        "not enough memory for the keys and values of {tokens} tokens \
+         (width {width}, dtype {dtype}); request fewer tokens"
     )]
     NoMemory {
         /// Requested number of tokens.
@@ -137,7 +140,7 @@ pub enum KernelError {
         /// Number of rows in the table.
         rows: usize,
     },
-    /// The projections do not have the shapes of queries, keys and values of all heads.
+    /// The projections do not have valid shapes for the queries, keys and values of all heads.
     #[error(
         "attention: expected queries (B, T, {heads} heads) and keys and values (B, S, {heads} heads) in one to three tensors, with a visible key for each query; found shapes {found:?}"
     )]
@@ -220,6 +223,18 @@ pub enum KernelError {
     },
 }
 
+impl KernelError {
+    /// Creates the error for a tensor that is not f32 or not on the CPU.
+    pub(crate) fn not_cpu_floats(tensor: &Tensor) -> Self {
+        let device = match tensor.device() {
+            Device::Cpu => "the CPU",
+            Device::Cuda(_) => "an NVIDIA GPU",
+            Device::Metal(_) => "an Apple GPU",
+        };
+        Self::NotCpuFloats { found: tensor.dtype(), device }
+    }
+}
+
 impl From<KernelError> for candle_core::Error {
     fn from(error: KernelError) -> Self {
         carry(error)
@@ -242,7 +257,7 @@ pub fn carry(error: impl Error + Send + Sync + 'static) -> candle_core::Error {
     candle_core::Error::Cuda(Box::new(Carried(Box::new(error))))
 }
 
-/// Returns the error that [`carry`] wrapped, through any context that candle has added since.
+/// Returns the error that [`carry`] wrapped, even if candle has added context since.
 ///
 /// Returns `None` for any other error. Without such a context, the error is also the `source()` of candle's
 /// error, so that `downcast_ref` finds it in the chain of an `anyhow::Error`.

@@ -3,7 +3,7 @@
 use candle_core::DType;
 use candle_gpt2_arithmetic::{KvSizes, NumberType, number_type_for, uses};
 
-/// Number types with their tensor dtypes.
+/// Number types and the corresponding tensor dtypes.
 const TENSOR_DTYPES: [(NumberType, DType); 4] = [
     (NumberType::F32, DType::F32),
     (NumberType::F16, DType::F16),
@@ -43,7 +43,7 @@ number_type_for! {
 }
 
 impl KvDType {
-    /// Bytes of one token's keys and values in one layer, without padding of the heads to a multiple of 16.
+    /// Size in bytes of one token's keys and values in one layer, without padding heads to 16 values.
     pub fn bytes_per_token(self, num_heads: usize, head_dim: usize) -> usize {
         KvSizes { heads: num_heads, key_dim: head_dim, value_dim: head_dim }.bytes_per_token(self.0)
     }

@@ -3,9 +3,9 @@
 use candle_core::Tensor;
 use candle_gpt2_arithmetic::Dropout;
 
-/// Maps the elements of a tensor, viewed as rows, to the random draws of dropout.
+/// Maps the elements of a tensor, viewed as rows, to dropout's random samples.
 ///
-/// Row `r` uses stream `r / tokens * queries + first_query + r % tokens`, starting at draw `first`.
+/// Row `r` uses stream `r / tokens * queries + first_query + r % tokens`, starting at sample `first`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Draws {
     pub(crate) rows: usize,
@@ -18,12 +18,12 @@ pub(crate) struct Draws {
 }
 
 impl Draws {
-    /// Draws for a tensor with `width` elements, all from stream 0.
+    /// Creates the mapping for a tensor with `width` elements, all from stream 0.
     pub(crate) fn in_order(width: usize) -> Self {
         Self { rows: 1, width, tokens: 1, queries: 1, first_query: 0, first: 0 }
     }
 
-    /// Keep mask: 1 for each element that dropout keeps, 0 for each one that it drops.
+    /// Returns the keep mask: 1 for each element that dropout keeps, 0 for each one that it drops.
     pub(crate) fn kept(&self, dropout: Dropout) -> Vec<u8> {
         let mut kept = vec![false; self.rows * self.width];
         for (row, kept) in kept.chunks_mut(self.width.max(1)).enumerate() {
@@ -39,9 +39,9 @@ impl Draws {
 /// Applies to NVIDIA GPUs and to compositions of candle operations.
 pub const LOSS_ROWS: usize = 1024;
 
-/// Maximum number of scores that [`heads_attention`](crate::heads_attention()) holds on NVIDIA GPUs.
+/// Maximum number of scores that [`heads_attention`](crate::heads_attention()) holds on a GPU.
 ///
-/// A single sequence with more scores exceeds the limit. The limit is 256 MiB in f32.
+/// The limit is 256 MiB in f32. A single sequence with more scores exceeds it.
 pub const MAX_SCORES_ON_GPU: usize = 1 << 26;
 
 /// Mean loss over a batch of rows and, if requested, its gradients, computed by NVIDIA GPU kernels.

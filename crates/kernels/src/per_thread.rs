@@ -1,8 +1,8 @@
 //! Thread-local state of a computation.
 //!
-//! Callers set three values for the code that they call, instead of passing an argument:
+//! Callers set three values for the code that they call, instead of passing them as arguments:
 //!
-//! - `TAPE` decides what operations record for the backward pass, see [`Tape`]. The default is off.
+//! - `TAPE` decides what operations record for the backward pass; see [`Tape`]. The default is off.
 //!   [`gradients`](crate::gradients) and [`recomputed`](crate::recomputed) record; [`without_gradients`]
 //!   pauses. Every operation with a backward pass reads it, as do the layers that pick a kernel by it
 //!   ([`runs_as_in_training`](crate::runs_as_in_training)).
@@ -37,7 +37,7 @@ thread_local! {
     static INTERRUPT: RefCell<Option<Interrupt>> = const { RefCell::new(None) };
 }
 
-/// Runs `compute` with another thread-local value, then restores the previous one, even after a panic.
+/// Runs `compute` with a thread-local value, then restores the previous one, even after a panic.
 fn with_value<T, R>(place: &'static LocalKey<RefCell<T>>, value: T, compute: impl FnOnce() -> R) -> R {
     struct Restore<T: 'static>(&'static LocalKey<RefCell<T>>, Option<T>);
     impl<T> Drop for Restore<T> {
@@ -67,7 +67,7 @@ pub(crate) struct Recording {
     pub(crate) sums: Sums,
 }
 
-/// An operation that has been computed.
+/// A recorded operation with its inputs.
 pub(crate) struct Step {
     pub(crate) output: TensorId,
     pub(crate) inputs: Vec<Tensor>,
@@ -79,7 +79,7 @@ pub(crate) trait Operation: Send + Sync + 'static {
     /// Name for error messages.
     fn name(&self) -> &'static str;
 
-    /// Adds the gradients of the inputs that need them to `sums`.
+    /// Adds a gradient to `sums` for each input that needs one.
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()>;
 }
 
@@ -176,14 +176,14 @@ pub fn composed<R>(compute: impl FnOnce() -> R) -> R {
 
 /// Whether the CPU kernels with a backward pass support `x`.
 ///
-/// They support f32 and f64 on the CPU, outside [`composed`]; see there for an example.
+/// The kernels support f32 and f64 on the CPU, outside [`composed`], which has an example.
 pub fn has_cpu_kernels(x: &Tensor) -> bool {
     x.device().is_cpu()
         && matches!(x.dtype(), DType::F32 | DType::F64)
         && !IS_COMPOSED.with_borrow(|is_composed| *is_composed)
 }
 
-/// Function that returns whether a computation should stop, for [`interruptible`].
+/// Callback for [`interruptible`] that returns whether the computation should stop.
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Runs `compute`, which fails with [`KernelError::Interrupted`] once `interrupt` returns true.
@@ -211,14 +211,14 @@ pub(crate) fn is_interruptible() -> bool {
     INTERRUPT.with_borrow(Option::is_some)
 }
 
-/// Whether this thread's computation should stop, see [`interruptible`].
+/// Whether this thread's computation should stop; see [`interruptible`].
 pub fn is_interrupted() -> bool {
     // The function may itself run a computation and set another interrupt.
     let interrupt = INTERRUPT.with_borrow(Option::clone);
     interrupt.is_some_and(|is_raised| is_raised())
 }
 
-/// Returns an error if this thread's computation should stop, see [`interruptible`].
+/// Returns an error if this thread's computation should stop; see [`interruptible`].
 ///
 /// # Errors
 /// [`KernelError::Interrupted`] if it should stop.

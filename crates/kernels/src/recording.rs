@@ -8,7 +8,7 @@ use candle_core::{Device, Result};
 
 use crate::cuda;
 
-/// Recorded GPU work that can be replayed: the same kernels with the same arguments on the same memory.
+/// Recorded GPU work that can be replayed: the same kernels, arguments and memory.
 ///
 /// Before recording, run the work once with [`prepared`]. `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps`
 /// uses recordings.
@@ -35,9 +35,9 @@ impl Recording {
     /// thread has not uploaded inside [`prepared`].
     ///
     /// # Safety
-    /// All device memory that the work uses but does not allocate must be valid whenever the recording is
-    /// replayed, and may be freed only in the order of the device's stream. Memory that the work allocates
-    /// must not leave it. The work must upload nothing but shapes and strides.
+    /// All device memory that `work` uses but does not allocate must be valid whenever the recording is
+    /// replayed, and may be freed only in the order of the device's stream. Memory that `work` allocates must
+    /// not be used outside `work`. `work` must upload nothing but shapes and strides.
     pub unsafe fn of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
         // SAFETY: this function has the same contract as `Graph::of`, and the caller upholds it.
         Ok(unsafe { cuda::Graph::of(device, work)? }.map(Self))
@@ -52,7 +52,7 @@ impl Recording {
     }
 }
 
-/// Runs `work` and keeps candle's kernel uploads on the device, so that the same work can be recorded.
+/// Runs `work` and keeps candle's kernel uploads on the device for a later recording of `work`.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! Benchmark of loading GPT-2 124M, for every combination of file dtype and loaded dtype.
+//! Benchmarks loading GPT-2 124M for every combination of file dtype and loaded dtype.
 //!
 //! The loading time is compared with a plain read of the file, and the peak memory with the loaded weights.
 //!
@@ -30,7 +30,7 @@ fn main() {
     }
 }
 
-/// Writes the file in each dtype and measures it.
+/// Writes a checkpoint in each dtype and measures how fast it loads.
 fn measure() {
     println!(
         "{:<6}{:<8}{:>12}{:>12}{:>12}{:>24}",
@@ -71,7 +71,9 @@ fn loaded_bytes(matrix_bits: f64) -> f64 {
     expected_parameters(&Gpt2Config::gpt2()).iter().map(bytes).sum()
 }
 
-/// Runs one measurement in a separate process, and returns its seconds and its peak memory in bytes.
+/// Runs one measurement in a separate process, and returns its duration and its peak memory.
+///
+/// The duration is in seconds, the memory in bytes.
 fn run(arguments: &[&str]) -> (f64, f64) {
     let program = std::env::current_exe().unwrap();
     let output = Command::new(program).args(arguments).output().unwrap();
@@ -97,7 +99,7 @@ fn read(file: &Path) {
     println!("{} {}", start.elapsed().as_secs_f64(), peak_bytes());
 }
 
-/// Returns the largest resident memory of this process so far, in bytes.
+/// Returns the peak resident memory of this process so far, in bytes.
 fn peak_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -28,7 +28,7 @@ fn main() -> Result<(), WeightsError> {
         checkpoint.parameter_bytes()
     );
 
-    // Reads every value, and reports tensors that do not fit and values that are not finite.
+    // Reads every value, and reports tensors that do not match the model and values that are not finite.
     let problems = checkpoint.verify(&|_| ())?;
     println!("{} problems {problems:?}", problems.len());
     Ok(())

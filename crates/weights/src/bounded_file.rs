@@ -74,7 +74,7 @@ pub fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>> {
     read_to_limit(open_regular(path)?, limit)
 }
 
-/// Reads a regular file of UTF-8 text.
+/// Reads a regular UTF-8 text file.
 ///
 /// # Errors
 /// Fails like [`read_bounded`]; [`InvalidData`](ErrorKind::InvalidData) for other encodings.

@@ -12,7 +12,7 @@ const NO_RANK: u32 = u32::MAX;
 
 /// Merges of a vocabulary.
 pub(crate) struct BytePairs {
-    /// Token of each byte.
+    /// Token for each byte.
     bytes: [u32; 256],
     /// Open-addressing hash table; see [`Self::slot`].
     merges: Vec<Merge>,
@@ -36,7 +36,7 @@ struct Part {
     token: u32,
     rank: u32,
     merged: u32,
-    /// Indices of the neighbors, used in long words only. Out of range at the ends of the word.
+    /// Indices of the neighbors, used only for long words; out of range at the ends of the word.
     before: usize,
     after: usize,
 }

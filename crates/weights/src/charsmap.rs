@@ -27,7 +27,7 @@ pub(crate) struct Charsmap {
     growth: CharsmapGrowth,
 }
 
-/// Worst-case growth of text by a map, per input byte.
+/// Worst-case growth of a text that passes through a map, per input byte.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CharsmapGrowth {
     pub(crate) total: f64,
@@ -104,7 +104,7 @@ impl Charsmap {
     /// panics.
     fn check(&self) -> Result<CharsmapGrowth, String> {
         let mut growth = CharsmapGrowth { total: 1.0, ascii: 1.0 };
-        // Key length at which each unit was last visited.
+        // Key length at the last visit of each unit.
         let mut visited = vec![0; self.units.len()];
         let mut nodes = vec![offset(self.units[0])];
         let mut visits = 0;

@@ -1,4 +1,4 @@
-//! Chat templates of a checkpoint: in a GGUF file, `chat_template.jinja` or `tokenizer_config.json`.
+//! Chat templates from a GGUF file, `chat_template.jinja` or `tokenizer_config.json`.
 
 use serde_json::Value;
 

@@ -69,7 +69,7 @@ pub struct Checkpoint {
     /// Source of the files next to the weights.
     pub(crate) siblings: Files,
     pub(crate) naming: Naming,
-    /// Configuration file name, or a description of its location in the weights.
+    /// Configuration file name, or a description of where the weights file stores the configuration.
     configuration: &'static str,
     /// Text of `config.json`.
     pub(crate) config_text: Option<String>,
@@ -84,8 +84,8 @@ pub struct Checkpoint {
 pub struct OpenOptions {
     /// Number of attention heads, for weights that do not record it.
     ///
-    /// Models of "Build a Large Language Model (From Scratch)" need it if they have no configuration. If the
-    /// files record the number, it must match.
+    /// Models from "Build a Large Language Model (From Scratch)" need it if they have no configuration. If
+    /// the files record the number, it must match.
     pub n_head: Option<usize>,
 }
 
@@ -319,7 +319,7 @@ impl Checkpoint {
         self.has_guessed_heads.then(note)
     }
 
-    /// Returns the tensors that are not parameters: causal masks of old checkpoints.
+    /// Returns the tensors that are not parameters: causal masks in old checkpoints.
     pub fn buffers(&self) -> impl Iterator<Item = &StoredTensor> {
         self.naming.buffers.iter().map(|index| &self.source.tensors[*index])
     }
@@ -367,7 +367,7 @@ impl Checkpoint {
         }
         let rows = *expected.first()?;
         if name == "wte.weight" && stored.shape.first().is_some_and(|stored| *stored > rows) {
-            // Padding after the vocabulary.
+            // The extra rows are padding after the vocabulary.
             expected[0] = stored.shape[0];
         }
         if expected != stored.shape {
@@ -400,7 +400,7 @@ impl Checkpoint {
             return String::new();
         }
         let difference = |(key, configured, actual): &(&str, usize, usize)| {
-            format!("`{key}` is {configured} there, but the tensors have {actual}")
+            format!("the configured `{key}` is {configured}, but the tensors have {actual}")
         };
         let differences: Vec<String> = sizes.iter().map(difference).collect();
         let what_to_do = match self.configuration {

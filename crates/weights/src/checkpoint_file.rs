@@ -182,7 +182,7 @@ impl<'a> Reader<'a> {
 #[cfg(feature = "pytorch")]
 impl io::Read for Reader<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        /// Size of a read-ahead, a fraction of an archive's directory.
+        /// Number of bytes to read ahead, much less than the size of an archive's directory.
         const AHEAD: u64 = 16 << 10;
         let in_ahead = |ahead: &(u64, Cow<'_, [u8]>), position: u64| {
             let offset = usize::try_from(position.checked_sub(ahead.0)?).ok()?;

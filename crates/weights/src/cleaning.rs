@@ -1,4 +1,4 @@
-//! Text cleaning of transformers' `GPTSw3Tokenizer`, applied before SentencePiece.
+//! Text cleaning as in transformers' `GPTSw3Tokenizer`, applied before SentencePiece.
 //!
 //! Source: `preprocess_text` in `tokenization_gpt_sw3.py`.
 
@@ -33,7 +33,7 @@ const SPACES: [(char, char); 6] = [
 /// First character that NFC may change.
 const FIRST_MARK: char = '\u{300}';
 
-/// Normalizers of the tokenizers library that clean text.
+/// Returns the tokenizers library's normalizers that clean text.
 pub(crate) fn normalizers() -> [Value; 3] {
     let replace = |ranges: &[(char, char)], content: &str| {
         let range = |(from, to): &(char, char)| format!("\\x{{{:X}}}-\\x{{{:X}}}", *from as u32, *to as u32);

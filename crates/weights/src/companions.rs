@@ -24,13 +24,13 @@ use crate::{Checkpoint, Tokenizer, WeightsError, mistaken_file};
 
 /// File that maps special-token roles to tokens.
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
-/// Settings of the tokenizer that accompany its vocabulary.
+/// Tokenizer settings files that accompany a vocabulary.
 const TOKENIZER_FILES: [&str; 3] = [TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS];
 /// File with the ids of added tokens.
 const ADDED_TOKENS: &str = "added_tokens.json";
-/// Files of the model other than its weights and `config.json`.
+/// Model files other than the weights and `config.json`.
 const MODEL_FILES: [&str; 3] = [GENERATION_CONFIG, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON];
-/// Chat template file of older processors.
+/// Chat template file that older processors use.
 const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 /// Fields of `config.json` that do not affect a language model.
 ///
@@ -114,7 +114,7 @@ pub struct Companions {
     templates: Vec<(String, String)>,
     /// GGUF metadata that a folder cannot store.
     metadata: Metadata,
-    /// Notes on settings of the source that are not preserved.
+    /// Notes on source settings that are not preserved.
     dropped_settings: Vec<String>,
 }
 
@@ -192,7 +192,7 @@ impl Checkpoint {
 }
 
 impl Companions {
-    /// Names of the files besides `tokenizer.json` that may accompany weights.
+    /// Names of files other than `tokenizer.json` that may accompany weights.
     pub const FILES: [&str; 9] = [
         GENERATION_CONFIG,
         CHAT_TEMPLATE,
@@ -215,7 +215,7 @@ impl Companions {
         self.files.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Returns names and contents of the companion files in a folder.
+    /// Returns the names and contents of the companion files to write to a folder.
     pub(crate) fn folder_files(
         &self,
         config: &Gpt2Config,
@@ -245,7 +245,7 @@ impl Companions {
         let all: Vec<_> = fields.iter().chain(&unknown).cloned().collect();
         let mut text = written(&all).map_err(failed)?;
         if !is_same(&text) {
-            // A field of another head may have a meaning for the new one, for example `problem_type`.
+            // A field for another head may also affect the new one, for example `problem_type`.
             for field in unknown.into_iter().take(MAX_FIELDS) {
                 fields.push(field);
                 if !is_same(&written(&fields).map_err(failed)?) {
@@ -378,7 +378,7 @@ impl Companions {
         Ok((settings, notes))
     }
 
-    /// Returns the default chat template of the companion files.
+    /// Returns the default chat template from the companion files.
     fn written_template(&self) -> Option<String> {
         let file = self.files.iter().find(|(name, _)| name == CHAT_TEMPLATE);
         let of_file = || Some(String::from_utf8_lossy(&file?.1).into_owned());

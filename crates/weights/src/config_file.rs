@@ -1,4 +1,4 @@
-//! Configuration next to the weights: `config.json` of Hugging Face, `hparams.json` of OpenAI, or none.
+//! Configuration next to the weights: `config.json`, OpenAI's `hparams.json`, or none.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ const USUAL_HEAD_DIM: usize = 64;
 /// Configuration and its origin.
 pub(crate) struct FoundConfig {
     pub(crate) config: Gpt2Config,
-    /// Name of its file, or a description of its location in the weights.
+    /// Configuration file name, or a description of where the weights file stores the configuration.
     pub(crate) name: &'static str,
     /// Description of the origin.
     pub(crate) rule: String,
@@ -31,9 +31,9 @@ pub(crate) struct FoundConfig {
     pub(crate) text: Option<String>,
 }
 
-/// Reads the configuration of a folder.
+/// Reads the configuration from a folder.
 ///
-/// Models of "Build a Large Language Model (From Scratch)" have no configuration file. Their tensor shapes
+/// Models from "Build a Large Language Model (From Scratch)" have no configuration file. Their tensor shapes
 /// determine all sizes except the number of heads, which is `n_head` or guessed.
 pub(crate) fn read(
     files: &Files,
@@ -98,7 +98,7 @@ pub(crate) fn generation_config(
     Ok(Some((path, text)))
 }
 
-/// Parses a configuration file and returns its text as well.
+/// Parses a configuration file, and returns the configuration and the text.
 fn parse(
     files: &Files,
     path: &Path,
@@ -136,7 +136,7 @@ fn from_hparams(text: &str) -> Result<Gpt2Config, ConfigError> {
     Gpt2Config::from_json(&Value::Object(hparams).to_string())
 }
 
-/// Model sizes for "Build a Large Language Model (From Scratch)", read from the tensors.
+/// Sizes of a model from "Build a Large Language Model (From Scratch)", inferred from its tensors.
 struct ScratchBookSizes {
     vocab_size: usize,
     n_positions: usize,

@@ -44,7 +44,7 @@ pub fn write_control_vector(path: &Path, directions: &BTreeMap<usize, Tensor>) -
         return Err(refuse("a control vector needs at least one direction"));
     }
     if directions.contains_key(&0) {
-        return Err(refuse("control vectors begin at block 1; leave out the direction of block 0"));
+        return Err(refuse("control vectors begin at block 1; leave out the direction for block 0"));
     }
     let count = i32::try_from(directions.len()).map_err(|_| refuse("too many directions"))?;
     let metadata = [

@@ -67,8 +67,8 @@ pub fn write_hugging_face(
 
 /// Writes the weights alone, as one safetensors file with Hugging Face names.
 ///
-/// Readers also need the other files of a folder next to it. `progress` receives the number of checkpoint
-/// bytes read since its last call, and can interrupt the export.
+/// Readers also need the other files of such a folder next to the weights. `progress` receives the number of
+/// checkpoint bytes read since its last call, and can interrupt the export.
 ///
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WrittenDType, write_safetensors_file};
@@ -99,7 +99,7 @@ pub fn write_safetensors_file(
     create_file(file, |partial| Ok(write_safetensors(partial, checkpoint.config(), &read, dtype, progress)?))
 }
 
-/// Overwrites the files of an existing Hugging Face folder one by one.
+/// Overwrites the files in an existing Hugging Face folder one by one.
 ///
 /// The companions and the configuration come first, then the weights. `read` returns a parameter by its
 /// name, with matrices as `(out, in)`. [`write_hugging_face`] creates such a folder.
@@ -156,7 +156,7 @@ fn bytes(
     progress: &dyn ReadProgress,
 ) -> Result<Vec<u8>, WeightsError> {
     let mut tensor = read(name)?;
-    // The kind decides, because the shape is ambiguous: `attn.c_proj` is square.
+    // The kind determines the layout, because the shape can be ambiguous: `attn.c_proj` is square.
     if *kind == ParameterKind::Linear {
         tensor = tensor.t()?;
     }

@@ -59,7 +59,7 @@ pub(crate) fn unmasked(masked: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// Test vectors of RFC 3720 and the standard check value.
+    /// Checks test vectors from RFC 3720 and the standard check value.
     #[test]
     fn checksums_match_known_vectors() {
         assert_eq!(extended(0, b"123456789"), 0xe306_9283);

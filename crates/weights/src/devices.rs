@@ -1,4 +1,4 @@
-//! Dtypes of weights that a device supports.
+//! Weight dtypes that each device supports.
 
 use candle_core::{DType, Device};
 use candle_gpt2_arithmetic::{NumberType, uses};
@@ -7,7 +7,7 @@ use candle_gpt2_kernels::tensor_dtype;
 use crate::{WeightDType, WeightsError};
 
 impl WeightDType {
-    /// Returns the CPU storage type of packed weights in this dtype.
+    /// Returns the CPU storage type for packed weights in this dtype.
     ///
     /// # Errors
     /// [`WeightsError::NotOnCpu`] if the CPU does not support it.

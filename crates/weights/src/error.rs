@@ -131,7 +131,7 @@ pub enum WeightsError {
         model: PathBuf,
         /// Base model that the adapter names.
         base: Option<String>,
-        /// Mismatched tensors, each with its name, expectation and actual value.
+        /// Descriptions of the mismatches, one for each tensor.
         faults: Vec<String>,
     },
     /// The CPU does not support weights of this dtype.
@@ -212,7 +212,7 @@ impl Diagnose for WeightsError {
 
     fn hint(&self) -> Option<Cow<'static, str>> {
         let hint = match self {
-            Self::NotOnCpu { .. } => "without `dtype` it uses the checkpoint's dtype, bf16 as f32",
+            Self::NotOnCpu { .. } => "without `dtype`, the checkpoint's dtype is used, bf16 as f32",
             Self::NotOnGpu { .. } => "a quantized `dtype` needs `device` cpu",
             Self::NotFound { path } => of_missing(&path.to_string_lossy()),
             Self::UnknownHeads { .. } | Self::OtherHeads { .. } => "`n_head`",
@@ -267,7 +267,7 @@ fn tokenizer_remedy(found: Option<&str>) -> String {
     }
 }
 
-/// Difference between a file's tensors and those of the configured model.
+/// Difference between a file's tensors and the configured model.
 ///
 /// Names and shapes are quoted from the file. [`Checkpoint::check`](crate::Checkpoint::check) lists
 /// the differences.
@@ -297,7 +297,7 @@ pub enum Mismatch {
         /// Shape in the file.
         found: Vec<usize>,
     },
-    /// The output head differs from the token embedding, although the configuration ties them.
+    /// The output head differs from the token embedding, although the configuration ties the two.
     TieContradiction {
         /// Name of the head.
         name: String,
@@ -408,7 +408,7 @@ impl fmt::Display for ShapeOf<'_> {
     }
 }
 
-/// Suggests a fix for an adapter that does not match.
+/// Suggests a fix for an adapter that does not match the model.
 fn adapter_remedy(base: Option<&str>) -> String {
     match base {
         Some(base) => format!("use its base model, {base}, or download the adapter again"),

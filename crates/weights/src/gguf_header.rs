@@ -1,4 +1,4 @@
-//! GGUF file header: metadata, then name, shape, type and offset of each tensor.
+//! GGUF file header: metadata, then the name, shape, type and offset of each tensor.
 //!
 //! Source: `docs/gguf.md` of ggml, and `ggml.h` for the tensor type ids. candle's reader fails on types that
 //! it cannot compute with; this one also describes files with newer types.
@@ -8,13 +8,13 @@ use candle_gpt2_arithmetic::NumberType;
 use crate::ggml::GgmlType;
 use crate::stored::StoredDType;
 
-/// Maximum nesting of arrays; llama.cpp does not write nested ones.
+/// Maximum nesting depth of arrays; llama.cpp does not write nested arrays.
 const MAX_DEPTH: usize = 8;
 /// Maximum number of dimensions, `GGML_MAX_DIMS`.
 const MAX_AXES: u32 = 4;
 /// Tensor alignment if the file has no [`ALIGNMENT_KEY`].
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Metadata key of the tensor alignment.
+/// Metadata key for the tensor alignment.
 const ALIGNMENT_KEY: &str = "general.alignment";
 /// GGUF type id of a string.
 const TEXT: u32 = 8;
@@ -84,13 +84,13 @@ impl Value {
         Self::Scalars(5, numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
     }
 
-    /// Returns the number, if it is a nonnegative integer of any type.
+    /// Returns the value if it is a nonnegative integer of any type.
     pub(crate) fn as_u64(&self) -> Option<u64> {
         let Self::Scalar(kind, bytes) = self else { return None };
         u64::try_from(integer(*kind, bytes)?).ok()
     }
 
-    /// Returns the number, if it is a float.
+    /// Returns the value if it is a float.
     pub(crate) fn as_f64(&self) -> Option<f64> {
         match self {
             Self::Scalar(6, bytes) => Some(f32::from_le_bytes(*bytes.first_chunk()?).into()),
@@ -99,7 +99,7 @@ impl Value {
         }
     }
 
-    /// Returns the number, if it is a 32-bit float.
+    /// Returns the value if it is a 32-bit float.
     pub(crate) fn as_f32(&self) -> Option<f32> {
         match self {
             Self::Scalar(6, bytes) => Some(f32::from_le_bytes(*bytes.first_chunk()?)),
@@ -298,7 +298,7 @@ impl<'a> Bytes<'a> {
         let unknown = || format!("a value has the unknown type {kind}");
         match kind {
             TEXT => Ok(Value::Text(self.text()?)),
-            LIST if depth > MAX_DEPTH => Err(format!("arrays nested more than {MAX_DEPTH} deep")),
+            LIST if depth > MAX_DEPTH => Err(format!("its arrays are nested more than {MAX_DEPTH} deep")),
             LIST => {
                 let (kind, count) = (self.u32()?, self.length()?);
                 match kind {
@@ -332,7 +332,7 @@ impl<'a> Bytes<'a> {
             let size = self.length()?;
             shape.push(
                 usize::try_from(size)
-                    .map_err(|_| format!("tensor `{name}` has a size of {size}, which is too large"))?,
+                    .map_err(|_| format!("tensor `{name}`: the dimension {size} is too large"))?,
             );
         }
         // The file stores the fastest-varying dimension first.
@@ -367,7 +367,7 @@ const OTHER_TYPES: [(u32, &str, [u64; 2]); 19] = [
     (33, "Q4_0_8_8", [32, 18]),
 ];
 
-/// Returns a dtype by its ggml type id, with the elements and bytes per block.
+/// Returns the dtype with this ggml type id, and its elements and bytes per block.
 fn tensor_type(number: u32) -> (StoredDType, Option<[u64; 2]>) {
     let dtype = match number {
         F64_TYPE => Some(NumberType::F64),
@@ -427,6 +427,6 @@ mod tests {
             bytes.extend(LIST.to_le_bytes());
             bytes.extend(1u64.to_le_bytes());
         }
-        assert!(Header::read(&bytes).unwrap_err().contains("arrays nested more than 8 deep"));
+        assert!(Header::read(&bytes).unwrap_err().contains("arrays are nested more than 8 deep"));
     }
 }

@@ -16,7 +16,7 @@ pub(crate) const UNUSED: i32 = 5;
 /// Arrays with one entry for each token or merge.
 const LISTS: [&str; 4] =
     ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores"];
-/// Key of the chat template.
+/// Key for the chat template.
 pub(crate) const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 /// Key for the names of additional chat templates.
 pub(crate) const CHAT_TEMPLATES: &str = "tokenizer.chat_templates";
@@ -59,7 +59,7 @@ pub(crate) fn without_lists(mut metadata: Metadata) -> Metadata {
     metadata
 }
 
-/// Returns the value of a key.
+/// Returns the value for a key.
 pub(crate) fn get<'a>(metadata: &'a [(String, Value)], key: &str) -> Option<&'a Value> {
     metadata.iter().rfind(|(known, _)| known == key).map(|(_, value)| value)
 }

@@ -28,7 +28,7 @@ impl GgufTokenizer {
     /// Converts a byte-level BPE tokenizer and pads its vocabulary to `rows` tokens.
     ///
     /// # Errors
-    /// If GGUF cannot express a part of it, or a token id is `rows` or larger.
+    /// If GGUF cannot express part of it, or a token id is `rows` or larger.
     pub(crate) fn new(tokenizer: &Tokenizer, rows: usize) -> Result<Self, String> {
         let json = tokenizer.to_string(false).map_err(|error| error.to_string())?;
         let json: Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
@@ -134,7 +134,8 @@ fn check_pre_tokenizer(pre_tokenizer: &Value) -> Result<(), String> {
             if part["add_prefix_space"] == true {
                 Err("its pre_tokenizer ByteLevel has `add_prefix_space`".into())
             } else if part["use_regex"] == false {
-                Err("its pre_tokenizer ByteLevel has no `use_regex`, GPT-2's splitting into words".into())
+                Err("its pre_tokenizer ByteLevel has no `use_regex`, which splits text into words like GPT-2"
+                    .into())
             } else {
                 Ok(())
             }
@@ -190,7 +191,7 @@ fn of_template(template: &Value) -> Result<(Option<u32>, Option<u32>), String> {
         [before, text, after] if is_text(text) => (id(before), id(after)),
         _ => return refuse("adds more than one token before or after a text"),
     };
-    // Rejects a template token without a single id.
+    // Rejects a template token that does not have exactly one id.
     let found = usize::from(around.0.is_some()) + usize::from(around.1.is_some());
     if found + 1 != pieces.len() {
         return refuse("adds a token that does not have exactly one id");

@@ -78,12 +78,12 @@ pub(crate) enum Contents {
 }
 
 impl GivenFiles {
-    /// Creates an empty set of files; messages use `name` as its folder, unless a file has the same name.
+    /// Creates an empty set of files; messages show `name` as the folder, unless a file has that name.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), files: Vec::new() }
     }
 
-    /// Creates a set of files whose bytes are in memory; messages use `name` as their folder.
+    /// Creates a set of files whose bytes are in memory; messages show `name` as their folder.
     pub fn of_bytes<'a, B>(name: &str, files: impl IntoIterator<Item = (&'a str, B)>) -> Self
     where
         B: Into<Cow<'static, [u8]>>,
@@ -115,7 +115,7 @@ impl GivenFiles {
         self.files.iter().map(|(given, _)| last_part(given))
     }
 
-    /// Finds the file with the last component of `path`.
+    /// Finds the file whose name has the same last component as `path`.
     ///
     /// # Errors
     /// If several files match.

@@ -57,7 +57,8 @@ fn unknown_word(tokenizer: &Tokenizer, text: &str) -> Option<String> {
     let (word, range, _) =
         splits.into_iter().find(|(word, _, tokens)| tokens.is_none() && model.token_to_id(word).is_none())?;
     Some(format!(
-        "no token for {word:?} (at character {}), and no unknown token; use a tokenizer with a token for every word",
+        "the vocabulary has no token for {word:?} (at character {}) and no unknown token; \
+         use a tokenizer with a token for every word",
         range.0 + 1
     ))
 }

@@ -21,10 +21,10 @@ const BYTES_PER_BYTE: f64 = 400.0;
 const BYTES_PER_PRE_TOKENIZED_BYTE: f64 = 50.0;
 /// Memory in bytes per byte of text if token offsets are kept.
 const BYTES_OF_PLACES: f64 = 250.0;
-/// Minimum size of a piece of text in bytes.
+/// Minimum size of a text piece, in bytes.
 const PIECE_BYTES: usize = 1 << 14;
 
-/// Encoder for a single tokenizer; callers pass the tokenizer to every call.
+/// Encoder for a single tokenizer, which callers pass to every method.
 pub(crate) struct LibraryEncoder {
     /// Memory in bytes per byte of a piece.
     bytes_per_byte: f64,
@@ -195,7 +195,7 @@ fn separates_words(pre_tokenizer: &Value) -> bool {
         Some("ByteLevel") => pre_tokenizer["use_regex"] == true && pre_tokenizer["add_prefix_space"] == false,
         Some("Metaspace") => pre_tokenizer["split"] == true,
         Some("Sequence") => match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
-            // Only these drop the space, so that later pre-tokenizers see each word alone.
+            // Only the types in `drops` remove the space, so that later pre-tokenizers see single words.
             Some([first, rest @ ..]) => {
                 let drops = ["BertPreTokenizer", "Whitespace", "WhitespaceSplit"];
                 first["type"].as_str().is_some_and(|kind| drops.contains(&kind))
@@ -236,7 +236,7 @@ impl Cost {
             Self::Linear { per_byte } => word.len().saturating_mul(*per_byte),
             Self::WordPiece { max_chars } => match word.chars().count() {
                 chars if chars > *max_chars => word.len(),
-                // Half of all (start, end) pairs, with a third of the word's length on average.
+                // Half of all (start, end) pairs are substrings, a third of the word's length on average.
                 chars => chars.saturating_mul(chars).saturating_mul(word.len()) / 6,
             },
         }
@@ -250,7 +250,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Creates a budget of about a second, or proportional to the length of long texts.
+    /// Creates a budget of about a second; for long texts, it is proportional to the length.
     pub(crate) fn new(text_bytes: usize) -> Self {
         const SECOND: usize = 1 << 30;
         const PER_BYTE: usize = 1 << 11;
@@ -267,8 +267,8 @@ impl Budget {
         match spent > self.limit {
             false => Ok(()),
             true => {
-                Err("the words are too long for this tokenizer, whose encoding time grows with the square of their length or with the \
-                     length of its tokens; split the text or its words"
+                Err("the words are too long for this tokenizer, whose encoding time grows with the square of the word length or with \
+                     the length of its tokens; split the text or its words"
                     .into())
             }
         }

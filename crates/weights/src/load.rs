@@ -1,4 +1,4 @@
-//! Loading of a model from an opened checkpoint.
+//! Loads models from opened checkpoints.
 
 use candle_core::{DType, Device};
 use candle_gpt2::{

@@ -60,7 +60,7 @@ pub fn create_locked(path: &Path, options: &OpenOptions) -> io::Result<File> {
     })
 }
 
-/// Rejects symbolic links and everything else except a regular file. A missing file is allowed.
+/// Rejects symbolic links and anything else but a regular file. A missing file is allowed.
 ///
 /// Use it for files that the program names itself, such as `.lock` or `FILE.partial`. Writing through a
 /// link in a downloaded folder would change a file elsewhere, and opening a FIFO blocks.
@@ -102,7 +102,8 @@ fn locked(path: &Path, open: &dyn Fn() -> io::Result<File>) -> io::Result<File> 
         };
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                return Err(io::Error::new(io::ErrorKind::WouldBlock, "another process is writing to it"));
+                let what = "another process is writing to this file";
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, what));
             }
             // On a file system without locks, no other process can hold one.
             Ok(()) | Err(TryLockError::Error(_)) => {}
@@ -114,7 +115,9 @@ fn locked(path: &Path, open: &dyn Fn() -> io::Result<File>) -> io::Result<File> 
     }
 }
 
-/// Whether `path` still refers to this file. Another process may have removed it before the lock.
+/// Whether `path` still refers to this file.
+///
+/// Another process may have removed or replaced the path before the file was locked.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
@@ -126,7 +129,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Always true, because the standard library cannot compare file identities on other systems.
+/// Returns true, because the standard library cannot compare file identities on other systems.
 #[cfg(not(unix))]
 fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
     Ok(true)

@@ -111,7 +111,7 @@ impl CharacterCheck {
                     return false;
                 }
                 let mut normalized = NormalizedString::from(&*text);
-                // Encoding the text reports normalizer errors.
+                // Normalizer errors are reported when the text is encoded.
                 let is_normalized = tokenizer
                     .get_normalizer()
                     .is_none_or(|normalizer| normalizer.normalize(&mut normalized).is_ok());
@@ -127,7 +127,7 @@ impl CharacterCheck {
         let from = line.floor_char_boundary(start.saturating_sub(MAX_PART_BYTES));
         let part = &line[from..line.ceil_char_boundary((start + MAX_PART_BYTES).min(line.len()))];
         let index = line[from..start].chars().count();
-        // Encoding the text reports the error.
+        // The error is reported when the text is encoded.
         let Ok((ids, places)) = encode_with_places(tokenizer, part) else { return false };
         let added = tokenizer.get_added_tokens_decoder();
         !ids.iter().zip(&places).any(|(id, place)| place.contains(&index) && added.contains_key(id))

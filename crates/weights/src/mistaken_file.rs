@@ -1,11 +1,11 @@
-//! Detection of mislabeled files, such as leftovers of failed downloads.
+//! Detection of mislabeled files, such as leftovers from failed downloads.
 
 use candle_gpt2::GIT_LFS_POINTER;
 
 /// Number of leading bytes inspected to identify a file.
 pub(crate) const SNIFFED_BYTES: usize = 512;
 
-/// Describes a file that is clearly not of the `wanted` kind; `None` if it could be.
+/// Describes a file that is clearly not of the `wanted` kind; `None` if it may be of that kind.
 ///
 /// Reads at most [`SNIFFED_BYTES`].
 pub(crate) fn misidentified(file: &[u8], wanted: &str) -> Option<String> {
@@ -63,7 +63,7 @@ const UNPACK: &str = "unpack it first";
 const PASS_WEIGHTS: &str = "pass a checkpoint folder or a weights file";
 const CONVERT_TO_GGUF: &str = "convert the original model to GGUF";
 
-/// Identifies a file that is not a supported weights format by its first bytes, and suggests a fix.
+/// Identifies an unsupported file format by its first bytes, and suggests a fix.
 pub(crate) fn other_format(file: &[u8]) -> Option<String> {
     let start = &file[..file.len().min(SNIFFED_BYTES)];
     let signed = SIGNATURES.iter().find(|(signature, ..)| start.starts_with(signature));
@@ -147,7 +147,7 @@ mod tests {
             let found = other_format(start).unwrap_or_default();
             assert!(found.contains(expected), "{expected}: {found:?}");
         }
-        // A safetensors header, a zip archive, GGUF and text.
+        // Safetensors headers, zip archives, GGUF, text and empty files are not identified as other formats.
         for start in
             [&b"\x10\x02\0\0\0\0\0\0{\"wte"[..], b"PK\x03\x04", b"GGUF\x03", b"some words", b"{}", b""]
         {

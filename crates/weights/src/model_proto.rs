@@ -83,7 +83,7 @@ impl<'a> ModelProto<'a> {
             match tag {
                 1 if model.pieces.len() == MAX_PIECES => {
                     return Err(format!(
-                        "pieces: more than the limit of {MAX_PIECES}; use a smaller vocabulary"
+                        "pieces: found more than the limit of {MAX_PIECES}; use a smaller vocabulary"
                     ));
                 }
                 1 => {

@@ -1,4 +1,4 @@
-//! Mapping between a checkpoint's tensors and the parameters of a GPT-2.
+//! Mapping between a checkpoint's tensors and the parameters of a GPT-2 model.
 //!
 //! This module alone handles prefixes, `Conv1D`, separate query, key and value, buffers, padding and tied
 //! heads. The model uses Hugging Face's names without the `transformer.` prefix, and its matrices are
@@ -363,7 +363,7 @@ impl Scheme {
         })
     }
 
-    /// Returns the name of a parameter in a file of this scheme.
+    /// Returns the name of a parameter in a file that uses this scheme.
     fn file_name(&self, prefix: &str, own: &str) -> String {
         if let Some([query, ..]) = self.third_names(prefix, own) {
             return query;
@@ -412,7 +412,7 @@ impl Scheme {
     }
 }
 
-/// Looks up a layer's name in the file.
+/// Looks up the name that the file uses for a layer.
 fn theirs<'a>(table: &[(&str, &'static str)], ours: &'a str) -> &'a str {
     table.iter().find(|(known, _)| *known == ours).map_or(ours, |(_, theirs)| *theirs)
 }
@@ -472,7 +472,7 @@ fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) ->
     }
 }
 
-/// Returns a mismatch if a head differs only in its number of labels.
+/// Returns a mismatch if a head differs from the configuration only in its number of labels.
 fn labels_mismatch(config: &Gpt2Config, parameter: &Parameter, tensor: &StoredTensor) -> Option<Mismatch> {
     let (rows, columns) = tensor.shape.split_first()?;
     let (labels, width) = parameter.shape.split_first()?;

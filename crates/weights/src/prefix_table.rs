@@ -59,7 +59,7 @@ pub(crate) struct Prefixes<'a> {
 }
 
 impl Prefixes<'_> {
-    /// Adds the cost of the search to the budget.
+    /// Charges the cost of the search to the budget.
     ///
     /// # Errors
     /// If the budget is exceeded.

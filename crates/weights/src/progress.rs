@@ -1,4 +1,4 @@
-//! Progress reports and interruption of reads and writes.
+//! Progress reporting and interruption for reads and writes.
 
 use crate::WeightsError;
 
@@ -25,7 +25,7 @@ pub(crate) const PIECE: usize = 1 << 20;
 /// assert_eq!(total.into_inner(), 12);
 /// ```
 pub trait ReadProgress: Sync {
-    /// Reports `bytes` more bytes read since the last call. Any thread may call it.
+    /// Reports that `bytes` more bytes have been read since the last call. Any thread may call it.
     fn advance(&self, bytes: u64);
 
     /// Whether to end the job with [`WeightsError::Interrupted`].

@@ -15,7 +15,7 @@ use crate::progress::{check_interrupted, of_candle};
 use crate::stored::{StoredDType, StoredTensor};
 use crate::{Checkpoint, ReadProgress, WeightsError, crc32c};
 
-/// Reads parameters one at a time, straight from the files.
+/// Reader that loads parameters one at a time, straight from the files.
 pub(crate) struct ReadParameters<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     /// Receives the number of bytes read, and can interrupt the job.
@@ -86,7 +86,7 @@ impl ReadParameters<'_> {
         if naming.is_transposed(name) && tensor.rank() == 2 {
             tensor.t()
         } else if TABLES.contains(&name) && tensor.dims().first().is_some_and(|stored| *stored > rows) {
-            // Padding after the vocabulary; `copy` would keep it in memory.
+            // Drops the padding after the vocabulary; `copy` would keep the padding in memory.
             tensor.narrow(0, 0, rows)?.force_contiguous()
         } else {
             Ok(tensor)
@@ -132,7 +132,7 @@ impl SimpleBackend for ReadParameters<'_> {
     ) -> candle_core::Result<Tensor> {
         let tensor = self.get_unchecked(name, dtype, device)?;
         if tensor.shape() != &shape {
-            candle_core::bail!("parameter `{name}`: expected {shape:?}, found {:?}", tensor.shape());
+            candle_core::bail!("parameter `{name}`: expected shape {shape:?}, found {:?}", tensor.shape());
         }
         Ok(tensor)
     }
@@ -161,9 +161,9 @@ impl SimpleBackend for ReadParameters<'_> {
 /// Embedding and head; see [`NumberType::of_tables`].
 const TABLES: [&str; 2] = ["wte.weight", "lm_head.weight"];
 
-/// Reads parameters and packs the matrices.
+/// Reader that packs the matrices among the parameters.
 ///
-/// Packs directly from the file's bytes if they are plain values.
+/// It packs directly from the file's bytes if they are plain values.
 #[derive(Clone)]
 pub(crate) struct PackParameters<'a> {
     reader: &'a ReadParameters<'a>,
@@ -202,7 +202,7 @@ impl<'a> PackParameters<'a> {
             None => match stored.map(|stored| stored.dtype) {
                 // No coarser dtype represents a merged weight exactly.
                 None => NumberType::F32,
-                // The embedding or head, the largest matrix, if the other blocks are computed as integers.
+                // Packs the largest matrix, the embedding or head, as integers if the other matrices are.
                 Some(dtype)
                     if is_table
                         && dtype.is_blocks()
@@ -290,18 +290,18 @@ impl PackParameters<'_> {
         let in_f32 = bytes_in_f32(shape);
         let stored = match from {
             Origin::Whole(index) if source.tensors[*index].shape.first() > shape.first() => {
-                // The rows before the padding are copied.
+                // The rows before the padding are copied to a new tensor.
                 reading(index).max(bytes_in_f32(&source.tensors[*index].shape).saturating_add(in_f32))
             }
             Origin::Whole(index) => reading(index),
-            // All three tensors, then their concatenation.
+            // Counts the three tensors and their concatenation.
             Origin::Thirds(thirds) => {
                 let one = thirds.iter().map(reading).max().unwrap_or_default();
                 in_f32.saturating_add(in_f32.max(one))
             }
             Origin::Zeros => in_f32,
         };
-        // The weight, the product to add, and their sum.
+        // Counts the weight, the product to add, and their sum.
         let merging = in_f32.saturating_mul(3);
         if self.reader.checkpoint.changes.contains_key(name) { stored.max(merging) } else { stored }
     }

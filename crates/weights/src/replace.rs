@@ -14,12 +14,12 @@ use tempfile::{TempDir, TempPath};
 
 use crate::WeightsError;
 
-/// Separator between the name of a result and the random suffix of its partial folder.
+/// Separator between a result's name and the random suffix of its partial folder.
 const PARTIAL: &str = ".partial-";
 /// Length of the random suffix.
 const RANDOM_LETTERS: usize = 6;
 
-/// Maximum number of retries while other programs hold a file open, for two seconds in total.
+/// Maximum number of retries while other programs hold a file open; they take two seconds in total.
 const MAX_RETRIES: usize = 200;
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
@@ -114,7 +114,7 @@ pub fn create_folder(
     partial.finish(|made| fs::rename(made, path))
 }
 
-/// Fails if the path exists, so that no result overwrites anything.
+/// Fails if the path exists, so that results never overwrite existing files.
 ///
 /// [`create_file`] checks this itself; call it before long-running work.
 ///
@@ -128,9 +128,9 @@ pub fn expect_free(path: &Path) -> Result<(), WeightsError> {
     }
 }
 
-/// Creates a private folder next to `target`, in which to prepare it.
+/// Creates a private folder next to `target`, in which `target` can be prepared.
 ///
-/// It is deleted with its contents when dropped. [`partials`] finds the folders of killed processes.
+/// The folder is deleted with its contents when dropped. [`partials`] finds the folders of killed processes.
 ///
 /// # Errors
 /// If the folder cannot be created.

@@ -41,7 +41,7 @@ const UNKNOWN_PENALTY: f32 = 10.0;
 /// Settings of a SentencePiece model that determine its normalizer and decoder in `tokenizer.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Whether to clean texts like `GPTSw3Tokenizer`.
+    /// Whether to clean texts as `GPTSw3Tokenizer` does.
     pub(crate) is_cleaned: bool,
     /// Whether to prepend a space to the text.
     pub(crate) add_dummy_prefix: bool,
@@ -146,7 +146,7 @@ pub(crate) fn byte_of(piece: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok().filter(|_| is_plain)
 }
 
-/// Encoder of a SentencePiece model.
+/// Encoder for a SentencePiece model.
 pub(crate) struct SentencePiece {
     shape: Shape,
     charsmap: Option<Charsmap>,
@@ -568,7 +568,7 @@ impl BpeModel {
         }
         while let Some(Pair { left, right, length, .. }) = queue.pop() {
             let (first, second) = (symbols[left].range.clone(), symbols[right].range.clone());
-            // One of the symbols has been merged since.
+            // At least one of the symbols has been merged since the pair was queued.
             if first.is_empty() || second.is_empty() || first.len() + second.len() != length {
                 continue;
             }

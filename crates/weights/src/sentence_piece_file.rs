@@ -1,4 +1,4 @@
-//! Conversion of SentencePiece model files, `spiece.model`, to `tokenizer.json`.
+//! Conversion of SentencePiece model files, such as `spiece.model`, to `tokenizer.json`.
 //!
 //! All other code can then treat them like any tokenizer, with the same limits, special tokens and
 //! decoders. `sentence_piece` encodes the texts; it recognizes the [`Shape`] that this module writes.
@@ -115,7 +115,9 @@ pub(crate) fn tokenizer_json(bytes: &[u8], is_cleaned: bool) -> Result<String, S
 fn check(model: &ModelProto) -> Result<usize, String> {
     let ModelProto { pieces, trainer, normalizer, has_denormalizer } = model;
     if pieces.is_empty() {
-        return Err("not a SentencePiece model, or a damaged one: pieces is empty; download it again".into());
+        return Err(
+            "not a SentencePiece model, or a damaged one: it contains no pieces; download it again".into()
+        );
     }
     let mut unknown = None;
     let mut seen = HashSet::new();
@@ -143,7 +145,7 @@ fn check(model: &ModelProto) -> Result<usize, String> {
             }
             kind::BYTE if trainer.byte_fallback && byte_of(piece.text).is_some() => bytes += 1,
             kind::BYTE if trainer.byte_fallback => {
-                return refuse(format!("{:?} is not a byte such as <0x0A>", piece.text));
+                return refuse(format!("byte piece {:?} is not a byte such as <0x0A>", piece.text));
             }
             kind::BYTE => return refuse("a byte piece, but trainer_spec.byte_fallback is false".into()),
             other => return refuse(format!("the type {other} is unsupported; {REMEDY}")),
@@ -192,7 +194,7 @@ fn merges<'a>(pieces: &[Piece<'a>]) -> Result<Vec<(&'a str, &'a str)>, String> {
         for (split, _) in piece.text.char_indices().skip(1) {
             compared += piece.text.len();
             if compared > MAX_MERGE_BYTES {
-                return Err(too_long("too long for deriving the merges"));
+                return Err(too_long("their total length is too large to derive the merges"));
             }
             let (first, second) = piece.text.split_at(split);
             if let (Some(first_id), Some(second_id)) = (ids.get(first), ids.get(second)) {

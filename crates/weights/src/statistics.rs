@@ -1,4 +1,4 @@
-//! Statistics of tensors, and differences between two checkpoints.
+//! Tensor statistics, and differences between two checkpoints.
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::expected_parameters;
@@ -39,7 +39,7 @@ impl Statistics {
     ) -> Result<Self, WeightsError> {
         let [mut min, mut max] = [f64::INFINITY, f64::NEG_INFINITY];
         let [mut zeros, mut nan, mut infinite, mut count] = [0; 4];
-        // The neutral element of addition is -0, so that tensors containing only -0 keep their sign.
+        // The additive identity is -0, so that tensors containing only -0 keep their sign.
         let mut sum = -0.0;
         stored.check_bytes(files)?;
         stored.for_each_piece(PIECE, &mut |piece| {
@@ -74,7 +74,7 @@ impl Statistics {
     }
 }
 
-/// Difference of a parameter between two checkpoints, as listed by [`differences`].
+/// Difference in a parameter between two checkpoints, as listed by [`differences`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
     /// Name of the parameter in the model.
@@ -96,7 +96,7 @@ pub enum DifferenceKind {
     Values(f64),
 }
 
-/// Compares two checkpoints of any format parameter by parameter, in model order.
+/// Compares the parameters of two checkpoints in model order. The file formats may differ.
 ///
 /// Equal parameters are omitted. `progress` receives the number of bytes read from both checkpoints, and
 /// can interrupt the comparison.
@@ -202,7 +202,7 @@ fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
 }
 
 impl Checkpoint {
-    /// Lists all problems of the checkpoint: tensors that do not match, and NaN or infinite values.
+    /// Lists all problems in the checkpoint: tensors that do not match, and NaN or infinite values.
     ///
     /// `progress` receives the number of bytes read since its last call, and can interrupt the check.
     ///
@@ -221,7 +221,7 @@ impl Checkpoint {
         Ok(problems)
     }
 
-    /// Computes statistics of the tensor at `index` in [`Checkpoint::tensors`].
+    /// Computes statistics for the tensor at `index` in [`Checkpoint::tensors`].
     ///
     /// Returns `None` if its dtype cannot hold weights. `progress` receives the number of bytes read, and can
     /// interrupt the computation.

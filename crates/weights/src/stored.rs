@@ -98,7 +98,7 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
     /// Dtype in the file.
     pub dtype: StoredDType,
-    /// Index of the checkpoint file that contains it.
+    /// Index of the checkpoint file that contains the tensor.
     pub(crate) file: usize,
     /// Byte range in that file.
     pub(crate) bytes: Range<u64>,
@@ -161,7 +161,7 @@ impl StoredTensor {
         })
     }
 
-    /// Verifies the bytes against the file's checksum, if it records one.
+    /// Verifies the bytes against the file's checksum, if the file records one.
     pub(crate) fn check_bytes(&self, files: &[CheckpointFile]) -> Result<(), WeightsError> {
         if self.checksum.is_none() {
             return Ok(());
@@ -178,7 +178,7 @@ impl StoredTensor {
         self.check_sum(found, files)
     }
 
-    /// Compares a checksum of all bytes with the file's checksum, if it records one.
+    /// Compares a checksum of all bytes with the file's checksum, if the file records one.
     pub(crate) fn check_sum(&self, found: u32, files: &[CheckpointFile]) -> Result<(), WeightsError> {
         match self.checksum.is_none_or(|expected| expected == found) {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! Files of arbitrary tensors: sparse autoencoders, lenses, recorded activations.
+//! Files with arbitrary tensors, such as sparse autoencoders, lenses and recorded activations.
 //!
 //! Files are untrusted. No code in them is executed, and their tensors cannot require more memory than the
 //! file size justifies. Unlike a [`Checkpoint`](crate::Checkpoint), they need no model or configuration.
@@ -26,7 +26,7 @@ const MAX_GROWTH: u64 = 4;
 pub struct TensorFile {
     /// f32 tensors on the CPU, by name. Nested dictionaries yield dotted names, `outer.inner`.
     pub tensors: BTreeMap<String, Tensor>,
-    /// Strings, numbers and booleans in the file as text, also under dotted names.
+    /// Strings, numbers and booleans, converted to text, by name. Names may be dotted here too.
     pub entries: BTreeMap<String, String>,
     /// Skipped tensors whose dtype cannot hold weights: integers and booleans.
     pub left_out: Vec<StoredTensor>,

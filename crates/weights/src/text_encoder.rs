@@ -24,7 +24,7 @@ use crate::words::Words;
 
 /// Approximate number of bytes encoded at a time.
 const PIECE_BYTES: usize = 1 << 18;
-/// Same as [`PIECE_BYTES`], for tokenizers called through the library.
+/// Equivalent of [`PIECE_BYTES`] for tokenizers that are called through the library.
 ///
 /// Their word boundaries are unknown, so shorter texts are not split.
 const FOREIGN_PIECE_BYTES: usize = 1 << 20;
@@ -65,7 +65,7 @@ pub struct TextEncoder<'a> {
     tokenizer: Source<'a>,
     gpt2: Option<Gpt2Encoder>,
     sentence_piece: Option<SentencePiece>,
-    /// Encoder for all other tokenizers.
+    /// Encoder for tokenizers that have no implementation in this crate.
     ///
     /// `None` if the tokenizer truncates or pads, or its post-processor drops the text.
     library: Option<LibraryEncoder>,
@@ -298,7 +298,7 @@ impl EncoderSession<'_> {
 }
 
 impl Gpt2Encoder {
-    /// Returns `None` unless the tokenizer is equivalent to GPT-2's in every respect.
+    /// Creates an encoder; `None` unless the tokenizer is equivalent to GPT-2's in every respect.
     fn new(tokenizer: &Tokenizer) -> Option<Self> {
         let is_plain = tokenizer.get_normalizer().is_none()
             && tokenizer.get_truncation().is_none()
@@ -309,7 +309,7 @@ impl Gpt2Encoder {
             return None;
         }
         let added: Vec<(u32, AddedToken)> = tokenizer.get_added_tokens_decoder().into_iter().collect();
-        // The library searches one kind before the other, so mixing them changes the result.
+        // The library searches for normalized and other tokens separately, so a mixture changes the result.
         let is_one_kind = added.windows(2).all(|pair| pair[0].1.normalized == pair[1].1.normalized);
         let are_found = added.iter().all(|(_, token)| is_found_anywhere(token));
         if added.len() > MAX_ADDED || !is_one_kind || !are_found {
@@ -328,7 +328,7 @@ impl Gpt2Encoder {
         let mut next: Vec<Option<usize>> = self.added.iter().map(|added| find(added, 0)).collect();
         let mut start = 0;
         loop {
-            // The first match in the text; the longest one at that position.
+            // Finds the first match in the text, and the longest one at that position.
             let found = next.iter().zip(&self.added).filter_map(|(offset, added)| Some(((*offset)?, added)));
             let length = |added: &Added| added.finder.needle().len();
             let first = found.min_by_key(|(offset, added)| (*offset, usize::MAX - length(added)));

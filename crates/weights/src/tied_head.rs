@@ -65,7 +65,7 @@ fn is_copy(
 
 /// Counts the values that differ between two tensors of equal shape.
 ///
-/// About `piece` elements of each are in memory at a time. NaN differs from everything, including NaN.
+/// About `piece` elements of each tensor are in memory at a time. NaN differs from everything, including NaN.
 fn differing(
     head: &StoredTensor,
     embedding: &StoredTensor,
@@ -82,7 +82,7 @@ fn differing(
         let wanted = start..rows.min(start + (piece / row).max(1));
         let (head, embedding, end) = match (head.rows(wanted.clone()), embedding.rows(wanted.clone())) {
             (Some(head), Some(embedding)) => (head, embedding, wanted.end),
-            // One of the tensors cannot be split here.
+            // One of the tensors cannot be split at these rows.
             _ => (head.clone(), embedding.clone(), rows),
         };
         let (head, embedding) = (head.values(files)?, embedding.values(files)?);

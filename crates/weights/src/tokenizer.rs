@@ -1,4 +1,4 @@
-//! Tokenizer of a checkpoint, in one of four formats.
+//! Checkpoint tokenizers, in one of four formats.
 //!
 //! - `tokenizer.json` of the tokenizers library.
 //! - GPT-2's original vocabulary and merges, with the names of Hugging Face (`vocab.json`, `merges.txt`) or
@@ -28,7 +28,7 @@ use crate::{
     tokenizer_limits, vocabulary_file,
 };
 
-/// End-of-text token of GPT-2.
+/// GPT-2's end-of-text token.
 ///
 /// `vocab.json` does not mark it as special. [`train_tokenizer`] puts it first.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -37,12 +37,12 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 pub(crate) const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 /// Number of words that the library caches per thread; each takes up to 10 kB.
 const CACHED_WORDS: usize = 1024;
-/// Settings that accompany a tokenizer file.
+/// Settings file that accompanies a tokenizer file.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// File names of vocabularies and their merges.
 const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")];
 
-/// Tokenizer file of the tokenizers library.
+/// Tokenizer file in the format of the tokenizers library.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// SentencePiece models, as named by transformers.
 pub(crate) const MODELS: [&str; 2] = ["spiece.model", "tokenizer.model"];
@@ -111,7 +111,7 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
         });
     } else {
         let error = match files.exists(path) {
-            true => "not a regular file; save it to a file and pass that file",
+            true => "not a regular file; save the content to a file and pass that file",
             false => "no such file or folder",
         };
         return Err(WeightsError::Tokenizer { path: path.to_owned(), error: error.into() });
@@ -193,7 +193,7 @@ pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsErro
     encode_with(tokenizer, text, true)
 }
 
-/// Encodes a part of the text, without special tokens around it. See [`TextEncoder`] for an example.
+/// Encodes part of a text, without special tokens around it. See [`TextEncoder`] for an example.
 ///
 /// # Errors
 /// Fails like [`encode`].
@@ -204,7 +204,7 @@ pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Weigh
 /// Encodes text like [`encode`], and returns the character range of each token.
 ///
 /// Ranges start at 0 and exclude the end. They are the offsets of transformers, without the space before a
-/// word if the tokenizer omits it. A token for a part of a character gets the whole character. Tokens added
+/// word if the tokenizer omits it. A token for part of a character gets the whole character. Tokens added
 /// around the text get an empty range at 0.
 ///
 /// ```
@@ -238,9 +238,9 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
     encode_whole(tokenizer, text, special_tokens)
 }
 
-/// Returns the bytes that a token adds to the text, possibly a part of a character.
+/// Returns the bytes that a token adds to the text, possibly only part of a character.
 ///
-/// `None` if the token does not exist. Added tokens are their literal text. SentencePiece pieces contain
+/// `None` if the token does not exist. Added tokens yield their literal text. SentencePiece pieces contain
 /// spaces in place of their placeholder. Tokens of other vocabularies that are not byte-level are returned
 /// as spelled in the vocabulary.
 ///
@@ -422,7 +422,7 @@ impl TokenizerSettings {
         content(&self.special[name]).or_else(|| content(&self.config[name]))
     }
 
-    /// Adds the tokens in `added_tokens.json`; their ids must continue those of the vocabulary.
+    /// Adds the tokens in `added_tokens.json`; their ids must follow the vocabulary's ids.
     fn add_plain(&self, tokenizer: &mut Tokenizer) -> Result<(), String> {
         let mut in_order: Vec<(Option<u64>, &String)> =
             self.added.as_object().into_iter().flatten().map(|(token, id)| (id.as_u64(), token)).collect();
@@ -570,7 +570,7 @@ fn from_vocabulary_and_merges(
 pub fn ordinary_token(tokenizer: &Tokenizer, id: u32) -> Option<String> {
     let token = tokenizer.id_to_token(id)?;
     let is_marked = tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special);
-    // Spelled like `<|endoftext|>` or `</s>`, even if the files do not mark it as special.
+    // Tokens spelled like `<|endoftext|>` or `</s>` count as special even if no file marks them so.
     let looks_special = token.len() > 2 && token.starts_with('<') && token.ends_with('>');
     let text = || String::from_utf8_lossy(&token_bytes(tokenizer, id).unwrap_or_default()).into_owned();
     (!is_marked && !looks_special).then(text)
@@ -684,7 +684,7 @@ pub(crate) fn from_lists(
     let count = tokens.len();
     let vocabulary: Vocab = tokens.into_iter().map(|(token, id, _)| (token, id)).collect();
     if vocabulary.len() < count {
-        return Err(format!("{} tokens occur twice", count - vocabulary.len()));
+        return Err(format!("{} tokens are duplicates of other tokens", count - vocabulary.len()));
     }
     let pairs = merges.iter().map(|merge| pair(merge)).collect::<Result<Vec<_>, String>>()?;
     let mut tokenizer = byte_level(built_pairs(vocabulary, pairs)?, false);

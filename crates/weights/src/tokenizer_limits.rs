@@ -1,4 +1,4 @@
-//! Limits for a `tokenizer.json`, enforced before the tokenizers library builds it.
+//! Limits on a `tokenizer.json`, enforced before the tokenizers library builds it.
 //!
 //! Otherwise a file of a few kilobytes could expand short text without bound. Each component gets an
 //! upper bound on its growth, and a [`Growth`] combines them. The error names the field, the value, the
@@ -18,7 +18,7 @@ use tokenizers::Tokenizer;
 use crate::charsmap::Charsmap;
 use crate::library::without_panic;
 
-/// Maximum growth of the text by normalizers, pre-tokenizers or decoders, in bytes per byte.
+/// Maximum growth of a text in normalizers, pre-tokenizers or decoders, in bytes per byte.
 const MAX_GROWTH: f64 = 32.0;
 /// Maximum number of ids that a post-processor adds to the text.
 const MAX_ADDED_IDS: u64 = 16;
@@ -28,7 +28,7 @@ const MAX_ENTRY_CHARS: usize = 1024;
 const MAX_WORD_CHARS: u64 = 1024;
 /// Maximum length of `unk_token` in bytes; the library copies it for each unknown character.
 const MAX_UNKNOWN_BYTES: usize = 64;
-/// Maximum bytes of a subword prefix or suffix; the library adds it to each character of a word.
+/// Maximum size of a subword prefix or suffix in bytes; the library adds it to every character.
 const MAX_AFFIX_BYTES: usize = 32;
 /// Maximum number of components in a tokenizer, with sequences flattened.
 const MAX_PARTS: usize = 64;
@@ -124,7 +124,7 @@ pub(crate) fn check_byte_pairs<'a>(
 pub(crate) fn check_built(tokenizer: &Tokenizer) -> Result<(), String> {
     for (id, token) in tokenizer.get_added_tokens_decoder() {
         check_entry("added_tokens", &token.content)?;
-        // The content after normalization.
+        // The token's content after normalization.
         let normalized = tokenizer.id_to_token(id).unwrap_or_default();
         let strips = token.lstrip || token.rstrip;
         check_strips(&format!("added_tokens: the token with id {id}"), strips, &normalized)?;
@@ -132,7 +132,7 @@ pub(crate) fn check_built(tokenizer: &Tokenizer) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the maximum growth of the text by the normalizer and by the pre-tokenizer.
+/// Returns the maximum growth of a text in the normalizer and in the pre-tokenizer.
 pub(crate) fn growth(tokenizer: &Tokenizer) -> Result<(f64, f64), String> {
     let value = |part: Result<Value, serde_json::Error>| part.map_err(|error| error.to_string());
     let normalizer = value(serde_json::to_value(tokenizer.get_normalizer()))?;
@@ -209,7 +209,7 @@ impl Counts {
                     (MAX_EXPRESSIONS, self.expressions, "regular expressions"),
                 ] {
                     if found > limit {
-                        return Err(format!("{field}: more than {limit} {what}; use fewer"));
+                        return Err(format!("{field}: found more than {limit} {what}; use fewer"));
                     }
                 }
                 let lists = ["normalizers", "pretokenizers", "processors", "decoders", "pattern"];
@@ -233,7 +233,7 @@ fn charsmap(field: &str, encoded: &Value) -> Result<Charsmap, String> {
         .map_err(|error| format!("{field}.precompiled_charsmap {error}; download the file again"))
 }
 
-/// Rewrites components in canonical form; the library also accepts others, such as without `type`.
+/// Rewrites components in canonical form; the library also accepts forms without `type`.
 fn canonical(parts: [Value; 4]) -> Result<[Value; 4], String> {
     let mut json = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
@@ -262,7 +262,7 @@ struct Growth {
     ascii: f64,
     /// Bytes taken by all occurrences of any single non-ASCII character.
     other: f64,
-    /// Largest growth by a Unicode normal form since the last change of any other kind.
+    /// Largest growth from a Unicode normal form since the last change of another kind.
     form: f64,
     limit: f64,
 }
@@ -273,10 +273,10 @@ impl Growth {
     }
 
     fn normalize(&mut self, field: &str, part: &Value) -> Result<(), String> {
-        /// Growth factors of the longest decompositions, U+0390 and U+FDFA.
+        /// Growth factors from the longest decompositions, U+0390 and U+FDFA.
         const COMPOSED: f64 = 3.0;
         const COMPATIBLE: f64 = 11.0;
-        /// Growth factor of spaces around CJK characters: two for each three-byte character.
+        /// Growth factor from spaces around CJK characters, two for each three-byte character.
         const SPACED: f64 = 5.0 / 3.0;
         if let Some(parts) = flattened(field, part, "normalizers") {
             return parts.iter().try_for_each(|(field, part)| self.normalize(field, part));
@@ -341,14 +341,14 @@ impl Growth {
     }
 
     fn decode(&mut self, field: &str, part: &Value) -> Result<(), String> {
-        /// Growth factor of replacement: an invalid byte, encoded as two bytes, becomes U+FFFD.
+        /// Growth factor from replacement: an invalid byte, encoded as two bytes, becomes U+FFFD.
         const REPLACED: f64 = 1.5;
         if let Some(parts) = flattened(field, part, "decoders") {
             return parts.iter().try_for_each(|(field, part)| self.decode(field, part));
         }
         match part["type"].as_str().unwrap_or_default() {
             "ByteLevel" => self.multiply(REPLACED),
-            // A space between two tokens.
+            // The decoder adds a space between two tokens.
             "WordPiece" => self.prepend(1),
             "BPEDecoder" => self.insert(part["suffix"].as_str().unwrap_or_default(), 1),
             "CTC" => self.insert(part["word_delimiter_token"].as_str().unwrap_or_default(), 1),
@@ -385,7 +385,7 @@ impl Growth {
     }
 
     fn lowercase(&mut self) {
-        /// Growth factor of lowercasing: U+0130 and U+023A become three bytes long.
+        /// Growth factor from lowercasing: U+0130 and U+023A become three bytes long.
         const LONGER: f64 = 1.5;
         self.total *= LONGER;
         self.ascii = self.total.min(2.0 * self.ascii);
@@ -615,7 +615,7 @@ impl Vocabulary {
 
     /// Rejects merges that would make the library panic.
     ///
-    /// It joins both tokens in a buffer that is only as long as the longest entry.
+    /// The library joins both tokens in a buffer that is only as long as the longest entry.
     fn check_merges(&self, field: &str, merges: &[(String, String)], prefix: &str) -> Result<(), String> {
         for (index, (first, second)) in merges.iter().enumerate() {
             let joined = second.strip_prefix(prefix).map(|second| first.len() + second.len());

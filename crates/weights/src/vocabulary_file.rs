@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// Default unknown token, unless `tokenizer_config.json` specifies another.
 pub(crate) const UNKNOWN: &str = "[UNK]";
-/// Settings for words and accents in `tokenizer_config.json`.
+/// Settings in `tokenizer_config.json` for word splitting, case and accents.
 const OPTIONS: [&str; 3] = ["do_lower_case", "tokenize_chinese_chars", "strip_accents"];
 /// Maximum length of a word in characters; longer words are unknown.
 const MAX_WORD_CHARS: usize = 100;

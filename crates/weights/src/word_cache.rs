@@ -18,7 +18,7 @@ const OUTSIDE: usize = 1 << 18;
 /// Maximum number of cached long words.
 const LONG_WORDS: usize = 1 << 13;
 
-/// Encodes words and caches the tokens of all but the longest.
+/// Word encoder that caches the tokens of all but the longest words.
 pub(crate) struct WordCache {
     short: Vec<Slot>,
     long: HashMap<Box<[u8]>, Range<usize>>,
@@ -88,7 +88,7 @@ impl WordCache {
                 stored[0] = start;
             }
         }
-        // At most one token per byte of the word.
+        // A word has at most one token per byte.
         let Ok(count) = u32::try_from(found.len()) else { return };
         self.short[slot_index(word)] = Slot { word, count, tokens: stored };
     }
@@ -124,7 +124,7 @@ fn bytes_of(text: &[u8], start: usize, end: usize) -> u128 {
     let length = end - start;
     let bytes = match text.get(start..).and_then(|rest| rest.first_chunk::<16>()) {
         Some(chunk) => u128::from_le_bytes(*chunk) & ((1 << (8 * length)) - 1),
-        // Near the end of the text.
+        // Near the end of the text, fewer than 16 bytes remain.
         None => text[start..end].iter().rev().fold(0, |bytes, byte| bytes << 8 | u128::from(*byte)),
     };
     bytes | (length as u128) << (8 * SHORT_WORD)

@@ -1,6 +1,6 @@
 //! Export of a checkpoint as a GGUF file for llama.cpp.
 //!
-//! The file has a header (metadata, then name, shape, type and offset of each tensor), followed by the
+//! The file has a header (metadata, then the name, shape, type and offset of each tensor), followed by the
 //! tensors, each aligned to 32 bytes. This is version 3 of the format in ggml's `docs/gguf.md`.
 //!
 //! Sizes follow from shapes and types. The header is therefore written first, then one tensor at a time, in
@@ -25,7 +25,7 @@ use crate::replace::{create_file, unwritable};
 use crate::rounding::{check_finite, check_range};
 use crate::{Checkpoint, Companions, ReadProgress, Tokenizer, WeightsError, WrittenDType};
 
-/// Version of the format. Little-endian files of versions 2 and 3 have the same layout.
+/// Format version. Little-endian files of versions 2 and 3 have the same layout.
 const VERSION: u32 = 3;
 /// Alignment of tensors in bytes.
 const ALIGNMENT: usize = 32;
@@ -33,7 +33,7 @@ const ALIGNMENT: usize = 32;
 /// Writes a checkpoint as a GGUF file, together with the tokenizer.
 ///
 /// Settings of the [`Companions`] are included if GGUF has keys for them. llama.cpp can load the file. The
-/// position embedding, norms and biases stay in f32, as in files of llama.cpp's own converter. Returns
+/// position embedding, norms and biases stay in f32, as in files from llama.cpp's own converter. Returns
 /// notes on settings that the file cannot store. `progress` receives the number of checkpoint bytes read
 /// since its last call, and can interrupt the export.
 ///
@@ -128,7 +128,7 @@ struct WrittenTensor {
 }
 
 impl WrittenTensor {
-    /// Creates the tensor of a parameter: type `mostly` for matrices, f32 for everything else.
+    /// Creates a parameter's tensor, whose type is `mostly` for a matrix and f32 otherwise.
     fn new(parameter: Parameter, mostly: &'static GgmlType) -> Self {
         let ggml = if parameter.kind.is_multiplied() { mostly } else { GgmlType::F32 };
         Self { parameter, ggml }
@@ -197,13 +197,13 @@ fn write_padding(writer: &mut impl Write, written: usize) -> std::io::Result<()>
 
 /// Rejects configurations that llama.cpp cannot compute.
 ///
-/// It always computes the GPT-2 published by OpenAI, regardless of the header. Any other configuration
+/// llama.cpp always computes the GPT-2 published by OpenAI, regardless of the header. Any other configuration
 /// would silently give wrong results.
 fn check_arithmetic(config: &Gpt2Config) -> Result<(), String> {
     if config.head != HeadKind::LanguageModel {
         let class = config.head.class_name();
         return Err(format!(
-            "llama.cpp's GPT-2 supports only the language-model head, and this is a {class}; write a folder"
+            "llama.cpp's GPT-2 supports only the language-model head, but this is a {class}; write a folder"
         ));
     }
     if config.add_cross_attention {
@@ -219,7 +219,7 @@ fn check_arithmetic(config: &Gpt2Config) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the metadata of a model with these tokens.
+/// Builds the metadata for a model with these tokens.
 fn metadata(config: &Gpt2Config, tokenizer: GgufTokenizer, ggml: &GgmlType) -> Result<Metadata, String> {
     let size = |size: usize| u32::try_from(size).map(Value::u32).map_err(|error| error.to_string());
     #[expect(clippy::cast_possible_truncation, reason = "the format holds the epsilon in f32")]

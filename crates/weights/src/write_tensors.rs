@@ -1,4 +1,4 @@
-//! Export of tensors other than checkpoints.
+//! Export of tensors that are not part of a checkpoint.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -206,7 +206,7 @@ pub fn write_npz(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), 
     file.flush().map_err(failed)
 }
 
-/// Writes the archive for the file at `path`.
+/// Writes the archive to `to`; error messages name the file `path`.
 fn write_archive(
     to: impl Write + Seek,
     path: &Path,
@@ -243,7 +243,7 @@ fn write_archive(
 fn npy_header(shape: &[usize]) -> Vec<u8> {
     let sizes: String = shape.iter().map(|size| format!("{size},")).collect();
     let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({sizes}), }}");
-    // The length takes two bytes, and a newline ends the header.
+    // The header length takes two bytes, and a newline ends the header.
     let length = (NPY_MAGIC.len() + 2 + text.len() + 1).next_multiple_of(NPY_ALIGNMENT);
     let padded = length - NPY_MAGIC.len() - 2 - 1;
     text = format!("{text:padded$}\n");
@@ -373,7 +373,7 @@ pub(crate) fn serialize<R: Fn() -> Result<Vec<u8>, WeightsError>>(
     fs::set_permissions(path, permissions).map_err(failed)
 }
 
-/// Tensor as the library sees it.
+/// Tensor in the form that the library reads.
 struct LazyView<'a, R> {
     tensor: LazyTensor<R>,
     /// First error, because [`View`] cannot return one.

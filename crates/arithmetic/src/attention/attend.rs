@@ -1,4 +1,4 @@
-//! Attention of queries over keys and values in one format, on all threads.
+//! Attention over keys and values in one storage format, using all threads.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use crate::threads::{Part, Parts, computed_in_parts, thread_count};
 
 /// Queries per work item.
 ///
-/// Small enough to keep many threads busy, and large enough to reuse cached keys.
+/// This is small enough to keep many threads busy and large enough to reuse cached keys.
 const PIECE_QUERIES: usize = 48;
 /// Minimum work items per thread; with fewer, the threads also divide up the keys.
 const PIECES_PER_THREAD: usize = 4;
-/// Number of a head's queries that one thread merges.
+/// Number of (query, head) pairs whose partial results a thread merges in one work item.
 ///
-/// A decoding step of one sequence uses one thread, which costs less than synchronizing several.
+/// In a decoding step, one thread merges all heads of a sequence. Synchronizing several threads costs more.
 const MERGED_ROWS: usize = 32;
 
-/// Attention over a KV memory of any format.
+/// Attention over a KV memory in any storage format.
 pub(super) struct Attend<'a> {
     pub(super) q: &'a Heads<'a>,
     pub(super) sizes: KvSizes,
@@ -28,17 +28,17 @@ pub(super) struct Attend<'a> {
     pub(super) scale: f32,
     pub(super) visible: &'a [Range<usize>],
     pub(super) instructions: InstructionSet,
-    /// Whether several threads divide up a query's keys; `None` selects the faster option.
+    /// Whether threads divide up a query's keys; `None` selects the faster option.
     pub(super) shares_keys: Option<bool>,
 }
 
 impl Attend<'_> {
-    /// Computes attention over keys and values in one format.
+    /// Computes attention over keys and values stored in the format `F`.
     pub(super) fn over<F: Format>(&self, units: &Units<F>) -> Vec<f32> {
         let Self { q, sizes, visible, instructions, .. } = *self;
         let (tokens, heads, value_dim) = (q.tokens, q.heads, sizes.value_dim);
         let work = OnMemory { attend: self, units };
-        // A work item is no larger than a row of the batch.
+        // A work item never has more queries than the longest batch row.
         let queries = tokens.min(PIECE_QUERIES);
         let pieces = visible.len().div_ceil(queries) * heads;
         let has_few = tokens < PIECE_QUERIES && pieces < PIECES_PER_THREAD * thread_count();
@@ -49,7 +49,7 @@ impl Attend<'_> {
                 instructions.run(Piece { work, part });
             });
         }
-        // Partial results of the queries for each row, head and part of the keys.
+        // One set of partial results per batch row, head and part of the keys.
         let parts = visible.iter().map(|keys| keys.end.div_ceil(PART_KEYS)).max().unwrap_or(0);
         let result_len = tokens * result_len(value_dim);
         let of_parts = Parts { row_len: result_len, rows: 1, columns: result_len };
@@ -101,9 +101,9 @@ impl<F: Format> OnMemory<'_, F> {
         arranged
     }
 
-    /// Computes the partial results of converted queries for one part of the keys, tile by tile.
+    /// Computes partial results for converted queries over one part of the keys, tile by tile.
     ///
-    /// `scores` must hold the scores of a tile.
+    /// `scores` must have space for the scores of one tile.
     #[inline(always)]
     fn results_of_part<S: Simd>(
         &self,

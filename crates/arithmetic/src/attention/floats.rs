@@ -1,4 +1,4 @@
-//! Keys and values in floating point.
+//! Floating-point storage of keys and values.
 
 use std::marker::PhantomData;
 

@@ -21,7 +21,7 @@ pub(crate) trait Format: 'static {
     const KEY_LINE: usize;
     /// Units per line of values (16 columns of one token).
     const VALUE_LINE: usize;
-    /// Whether scores are products of bytes.
+    /// Whether scores are computed by multiplying bytes.
     #[allow(dead_code, reason = "unused unless an instruction set can multiply bytes in two ways")]
     const MULTIPLIES_BYTES: bool = false;
 
@@ -37,7 +37,7 @@ pub(crate) trait Format: 'static {
     /// Reads the key in a lane of a panel.
     fn read_key(panel: &[Self::Unit], lane: usize, to: &mut [f32]);
 
-    /// Reads the first columns of a line.
+    /// Reads as many columns of a line as fit into `to`, starting with the first.
     fn read_value(line: &[Self::Unit], to: &mut [f32]);
 
     /// Runs a job for a tile of queries, using the best available tile height.
@@ -46,7 +46,7 @@ pub(crate) trait Format: 'static {
     /// Number of queries in the tallest tile.
     fn tile_rows<S: Simd>() -> usize;
 
-    /// Computes the products of the queries with the keys of `panels`.
+    /// Computes the dot product of every query and every key in `panels`.
     ///
     /// All slices hold whole queries and panels.
     fn scores<S: Simd, const ROWS: usize, const PANELS: usize>(
@@ -65,13 +65,13 @@ pub(crate) trait Format: 'static {
     ) -> Sums<S, ROWS, PANELS>;
 }
 
-/// Number of lines that hold a key's inputs.
+/// Returns the number of lines needed for one key's inputs.
 #[inline(always)]
 pub(super) const fn key_lines<F: Format>(head_dim: usize) -> usize {
     head_dim.div_ceil(F::KEY_INPUTS)
 }
 
-/// Number of value panels.
+/// Returns the number of panels needed for `value_dim` columns of values.
 #[inline(always)]
 pub(super) const fn value_panels(value_dim: usize) -> usize {
     value_dim.div_ceil(LANES)

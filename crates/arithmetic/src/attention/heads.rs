@@ -1,4 +1,4 @@
-//! Location of a batch's heads in memory.
+//! Memory layout of a batch's heads.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use crate::simd::LANES;
 
 /// Location of one row in a KV cache: `capacity` tokens starting at token `start`, head by head.
 ///
-/// Rows of one memory may be apart and have different capacities. Contiguous rows of the same
-/// capacity form a tensor `(B, H, S, D)`.
+/// Rows in one memory need not be adjacent and may differ in capacity. Adjacent rows of equal capacity form
+/// a tensor `(B, H, S, D)`.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::KvSlot;
@@ -18,9 +18,9 @@ use crate::simd::LANES;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSlot {
-    /// First token, a multiple of 16.
+    /// Index of the first token; a multiple of 16.
     pub start: usize,
-    /// Maximum number of tokens.
+    /// Maximum number of tokens in the slot.
     pub capacity: usize,
 }
 
@@ -31,7 +31,7 @@ impl KvSlot {
         (0..batch).map(|row| Self { start: row.saturating_mul(room), capacity }).collect()
     }
 
-    /// Returns the memory that a slot occupies, in tokens: whole panels of 16.
+    /// Returns the size of a slot in tokens: its capacity rounded up to whole panels of 16.
     #[inline(always)]
     pub const fn room_of(capacity: usize) -> usize {
         match capacity.checked_next_multiple_of(LANES) {
@@ -45,13 +45,13 @@ impl KvSlot {
         tokens / LANES * LANES
     }
 
-    /// Returns the memory that this slot occupies, in tokens.
+    /// Returns the size of this slot in tokens, including padding.
     #[inline(always)]
     pub const fn room(self) -> usize {
         Self::room_of(self.capacity)
     }
 
-    /// Whether the slot fits into a memory of `tokens` tokens.
+    /// Whether the slot is aligned and lies within a memory of `tokens` tokens.
     pub fn is_in(self, tokens: usize) -> bool {
         let end = self.start.checked_add(self.room());
         self.start.is_multiple_of(LANES) && end.is_some_and(|end| end <= tokens)
@@ -64,21 +64,21 @@ impl KvSlot {
 #[derive(Debug, Clone)]
 pub struct Heads<'a> {
     values: &'a [f32],
-    /// Location of each batch row.
+    /// Memory location of each batch row.
     pub(super) rows: Vec<HeadsOfRow>,
     pub(super) heads: usize,
     /// Maximum number of tokens in a row.
     pub(super) tokens: usize,
     pub(super) head_dim: usize,
-    /// Distance from one token to the next.
+    /// Distance between consecutive tokens, in values.
     token_stride: usize,
 }
 
-/// Location of one batch row's heads.
+/// Memory location of one batch row's heads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeadsOfRow {
     start: usize,
-    /// Distance from one head to the next.
+    /// Distance between consecutive heads, in values.
     head_stride: usize,
     tokens: usize,
     /// Total number of tokens in the rows before this one.
@@ -86,7 +86,7 @@ pub(super) struct HeadsOfRow {
 }
 
 impl<'a> Heads<'a> {
-    /// Creates a view of a tensor `(B, H, T, D)` from its sizes and the strides of the first three axes.
+    /// Views a tensor `(B, H, T, D)` given its sizes and the strides of its first three axes.
     ///
     /// The tensor begins with the first value, and the values of a token are contiguous.
     pub fn strided(values: &'a [f32], sizes: [usize; 4], strides: [usize; 3]) -> Self {
@@ -155,7 +155,7 @@ impl<'a> Heads<'a> {
     /// Converts a token's index over all rows to a row and an index within that row.
     #[inline(always)]
     pub(super) fn place_of(&self, token: usize) -> (usize, usize) {
-        // Hand-written binary search, because a call to the library's function would leave the instruction set.
+        // Hand-written binary search: a library call would not be compiled for this instruction set.
         let (mut batch, mut end) = (0, self.rows.len() - 1);
         while batch < end {
             let middle = (batch + end) / 2;

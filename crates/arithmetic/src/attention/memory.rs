@@ -19,7 +19,7 @@ trait Storage: Any + Send + Sync {
     fn read(&self, read: &Read) -> [Vec<f32>; 2];
     /// Copies a slot's panels from another memory or within this one.
     ///
-    /// Returns whether the formats are the same.
+    /// Returns false, without copying, if the formats differ.
     fn copy(&mut self, from: Option<&dyn Storage>, panels: &CopyPanels) -> bool;
     fn attend(&self, attend: &Attend<'_>) -> Vec<f32>;
 }
@@ -145,10 +145,10 @@ impl KvMemory {
         self.storage.write(&Write { sizes: self.sizes, slots, keys, values, positions, instructions });
     }
 
-    /// Returns the keys `(H, T, D)` and values `(H, T, Dv)` of a slot's `tokens`.
+    /// Returns the keys `(H, T, D)` and values `(H, T, Dv)` of the requested tokens in a slot.
     ///
     /// # Panics
-    /// Panics if the slot is outside this memory or has fewer tokens.
+    /// Panics if the slot is outside this memory, or `tokens` exceeds its capacity.
     pub fn read(&self, slot: KvSlot, tokens: Range<usize>) -> [Vec<f32>; 2] {
         assert!(
             slot.is_in(self.tokens) && tokens.end <= slot.capacity,
@@ -159,10 +159,11 @@ impl KvMemory {
 
     /// Copies tokens from a slot of this or another memory to the same positions in slot `to`.
     ///
-    /// The tokens before them must be the same in both slots. Later tokens of slot `to` become invalid.
+    /// The preceding tokens must be the same in both slots. Later tokens in slot `to` become invalid.
     ///
     /// # Panics
-    /// Panics if the memories' sizes differ, or if a slot is outside its memory or has fewer tokens.
+    /// Panics if the memories' sizes differ, a slot is outside its memory, or `tokens` exceeds a slot's
+    /// capacity.
     pub fn copy(&mut self, to: KvSlot, from: Option<&Self>, from_slot: KvSlot, tokens: Range<usize>) {
         let source = from.unwrap_or(self);
         let fits = source.sizes == self.sizes
@@ -173,7 +174,7 @@ impl KvMemory {
         if tokens.is_empty() {
             return;
         }
-        // The rest of the panels is either the same in both slots or not yet written.
+        // Other tokens in these panels are either the same in both slots or not yet written.
         let panels = CopyPanels {
             sizes: self.sizes,
             slots: [from_slot, to],

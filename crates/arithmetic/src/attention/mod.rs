@@ -2,11 +2,11 @@
 //!
 //! This covers causal, full and windowed attention, with and without a cache.
 //!
-//! Keys and values are in panels of a [`KvMemory`]. Without a cache, they are copied to one first. A query is
-//! computed over one [part](on_part) of its keys at a time, alone or in a tile with others. A decoding step, a
-//! chunk of tokens after a cache and a whole prompt thus run the same computation, and results are
-//! bit-identical. Keys that no query sees are skipped. Keys that a query does not see never affect its result,
-//! even if they are NaN.
+//! Keys and values are stored in panels of a [`KvMemory`]. Without a cache, they are first copied to a
+//! temporary one. A query is computed over one [part](on_part) of its keys at a time, alone or in a tile with
+//! others. A decoding step, a chunk of tokens after a cache and a whole prompt thus run the same computation,
+//! and results are bit-identical. Keys that no query sees are skipped. Keys that a query does not see never
+//! affect its result, even if they are NaN.
 
 mod attend;
 mod floats;
@@ -32,7 +32,7 @@ pub use units::KvSizes;
 use crate::simd::InstructionSet;
 use crate::threads::with_job_size;
 
-/// Computes attention of queries over a cache in which each batch row has its own slot.
+/// Computes attention over a KV cache in which each batch row has its own slot.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Heads, KvMemory, KvSizes, KvSlot, NumberType, slot_attention};
@@ -90,7 +90,7 @@ fn slot_attention_with(
     }
     let keys: usize = visible.iter().map(ExactSizeIterator::len).sum();
     let products = keys * sizes.heads * (sizes.key_dim + sizes.value_dim);
-    // Assumes two-byte keys and values, the most common size in caches.
+    // Assumes two bytes per key or value element, the most common size in caches.
     with_job_size(2 * products, products, || {
         memory.attend(&Attend { q, sizes, slots, scale, visible, instructions, shares_keys: None })
     })

@@ -1,4 +1,4 @@
-//! Attention of one head's queries over a part of 256 keys: scores, softmax, and weighted values.
+//! Attention for one head's queries over a part of 256 keys: scores, softmax and weighted values.
 //!
 //! A part yields its largest score, the sum of the exponentials relative to that score, and the values
 //! weighted by those exponentials. Parts are merged sequentially, as in online softmax (Milakov and
@@ -16,13 +16,13 @@ use crate::simd::{Job, LANES, Simd, TileJob, tile_height};
 
 /// Keys per part.
 ///
-/// Few enough that the keys and values, and the scores of 48 queries, stay in the nearer caches. With a long
-/// context, several threads also share one head.
+/// A part is small enough that its keys and values, and the scores of 48 queries, stay in the nearer caches.
+/// In a long context, it also lets several threads share one head.
 pub(super) const PART_KEYS: usize = 256;
-/// Maximum number of queries in a tile that streams from memory and prefetches.
+/// Maximum number of queries in a tile that streams keys and values from memory with prefetching.
 const FETCHED_ROWS: usize = 2;
 
-/// Scores of one query against the keys of a part.
+/// Scores of one query for the keys of a part.
 pub(super) type PartScores = [f32; PART_KEYS];
 
 /// Returns the range of a part's keys that a query sees.
@@ -32,18 +32,18 @@ pub(super) fn seen_of_part(visible: &Range<usize>, part: usize) -> Range<usize> 
     first..visible.end.min((part + 1) * PART_KEYS).max(first)
 }
 
-/// Length of a partial softmax result: weighted values, largest score and sum of the weights.
+/// Length of a partial softmax result: weighted values, largest score and sum of weights.
 #[inline(always)]
 pub(super) const fn result_len(value_dim: usize) -> usize {
     value_dim + 2
 }
 
-/// Queries of one tile and one part of the keys.
+/// Queries in one tile, together with the part of the keys that they attend to.
 pub(super) struct OnPart<'a, F: Format> {
     pub(super) head: KvHead<'a, F>,
     /// Contiguous queries in the product format.
     pub(super) queries: &'a [F::Query],
-    /// Range of keys that each query sees.
+    /// Visible range of keys for each query.
     pub(super) visible: &'a [Range<usize>],
     pub(super) scale: f32,
     pub(super) part: usize,
@@ -100,8 +100,8 @@ impl<F: Format> OnPart<'_, F> {
             scores[seen.end - first_key..end - first_key].fill(0.0);
             let scores = &mut scores[seen.start - first_key..seen.end - first_key];
             let largest = largest(simd, scores);
-            // If every score is -inf, exponentials relative to it would be NaN, though
-            // another part may have a larger one.
+            // If every score in this part is -inf, exponentials relative to -inf would be NaN, even if
+            // another part has a finite score.
             let shift = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
             let sum = exponentials(simd, scores, shift);
             let numbers = &mut results[query * result_len(value_dim) + value_dim..];
@@ -165,7 +165,7 @@ impl<F: Format> Scores<'_, '_, F> {
         let query_len = queries.len() / visible.len();
         let mut rows: [&[F::Query]; ROWS] = [&[]; ROWS];
         for row in 0..ROWS {
-            // Rows past the last query repeat it.
+            // Tile rows past the last query repeat that query.
             rows[row] = &queries[row.min(visible.len() - 1) * query_len..][..query_len];
         }
         let first_panel = part * (PART_KEYS / LANES) + panel;
@@ -176,7 +176,7 @@ impl<F: Format> Scores<'_, '_, F> {
         if ROWS <= FETCHED_ROWS {
             for index in 0..PANELS {
                 fetch(keys[index], AHEAD);
-                // While keys are read, the values that follow are prefetched.
+                // Prefetches the same tokens' values while the keys are read.
                 let line = (first_panel + index) * LANES * F::VALUE_LINE;
                 for of_panel in 0..value_panels(head.value_dim) {
                     let values = &head.values[of_panel * head.value_panel_len + line..];

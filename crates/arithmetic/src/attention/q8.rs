@@ -1,7 +1,7 @@
 //! Keys and values as 8-bit integers with f16 scales.
 //!
-//! A key has a scale for every 32 inputs, so that scores are computed in integers. A
-//! value has a scale for every 16 columns.
+//! A key has a scale for every 32 inputs, so that scores can be computed in integers. A value has a scale for
+//! every 16 columns.
 //!
 //! `x ≈ s q` with `s = max|x| / 127`, rounded to f16, and `q = round(x / s)`. Queries are rounded like
 //! activations in products with integer weights. A non-finite value makes its scale NaN.
@@ -11,13 +11,13 @@ use crate::byte_group::{LARGEST_BYTE, add_scaled, nearest_group};
 use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Simd, TileJob, tile_height};
 use crate::simd::{PanelLine, SeparateRows, Sums, sum_products};
 
-/// Size of a line of keys in bytes, without scales: four inputs of 16 keys.
+/// Size in bytes of a line of keys without scales: four inputs for each of 16 keys.
 const BYTE_LINE: usize = BYTE_INPUTS * LANES;
 /// Size in bytes of the integers in a line of keys; their scales follow.
 const KEY_QUANTS: usize = BYTE_LINES * BYTE_LINE;
 /// Size of a scale in bytes.
 const SCALE: usize = 2;
-/// Size of a line of values in bytes: integers for 16 columns, followed by their scale.
+/// Size in bytes of a line of values: integers for 16 columns, followed by their scale.
 const VALUE_LINE: usize = LANES + SCALE;
 
 /// Format that stores 8-bit integers.
@@ -171,7 +171,7 @@ fn quantized<S: Simd>(simd: S, halves: [S::Vector; 2]) -> ([[i8; LANES]; 2], u16
     let mut quants = [[0; LANES]; 2];
     for half in 0..2 {
         let nearest = simd.round(simd.mul(halves[half], inverse));
-        // Small scales have large rounding errors, so quotients beyond the range are clamped.
+        // Rounding a small scale to f16 can push quotients out of range, so they are clamped.
         simd.store_signed_bytes(simd.min(simd.max(nearest, lowest), highest), &mut quants[half]);
     }
     (quants, bits[0])

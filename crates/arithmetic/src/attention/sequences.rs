@@ -9,13 +9,13 @@ use super::units::KvSizes;
 use crate::NumberType;
 use crate::training::Attention;
 
-/// Computes attention in all heads of a batch of sequences, without dropout.
+/// Computes attention for all heads in a batch of sequences, without dropout.
 ///
 /// The result has the same bits as [`slot_attention`] over an f32 cache that was filled token by token.
 /// Returns `None` if there is not enough memory for keys and values.
 ///
-/// Queries that share no keys with the queries before them start a new sequence,
-/// which is computed like a separate one.
+/// A query that shares no keys with the queries before it starts a new sequence, which is computed
+/// independently.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Attention, sequence_attention};
@@ -115,14 +115,14 @@ mod tests {
         assert_eq!(found(&[0..1, 5..6, 0..1]), [(0..3, 0..6)]);
     }
 
-    /// Checks that a packed sequence gives the same bits on its own and token by token over a cache.
+    /// Checks that a sequence gives the same bits packed, alone, and token by token over a cache.
     #[test]
     fn sequence_bits_do_not_depend_on_packing_or_steps() {
         let lengths = [70, 1, 300];
         for [key_dim, value_dim] in [[16, 16], [20, 5]] {
             let tokens: usize = lengths.iter().sum();
             let widths = [key_dim, key_dim, value_dim];
-            // Two batches of the three sequences, one after the other.
+            // Two batch rows, each with the three sequences one after the other.
             let qkv =
                 [0, 1, 2].map(|index| noise(2 * tokens * HEADS * widths[index], index as u64, 0.0, 2.0));
             let mut visible = Vec::new();

@@ -1,4 +1,4 @@
-//! Steps of a softmax over a row of scores.
+//! The steps of computing a softmax over a row of scores.
 
 use crate::simd::{LANES, Simd};
 

@@ -1,6 +1,6 @@
-//! Checks every instruction set against the definition in f64.
+//! Checks attention on every instruction set against its definition, computed in f64.
 //!
-//! The tests cover widths, lengths, types and rows of different lengths.
+//! The tests cover various widths, lengths and storage types, and batches with rows of different lengths.
 
 use super::*;
 use crate::{NumberType, uses};
@@ -43,7 +43,7 @@ impl TensorData {
         self.tokens(0, self.sizes[2])
     }
 
-    /// Returns a view of `count` tokens of every row and head.
+    /// Returns a view of `count` tokens in every row and head.
     fn tokens(&self, first: usize, count: usize) -> Heads<'_> {
         let [batch, heads, tokens, head_dim] = self.sizes;
         let strides = [heads * tokens * head_dim, tokens * head_dim, head_dim];
@@ -98,7 +98,7 @@ fn in_memory(
     let sizes = KvSizes { heads, key_dim, value_dim: v.sizes[3] };
     let room = KvSlot { start: 0, capacity }.room();
     let mut memory = KvMemory::new(dtype, sizes, (batch + 1) * room).unwrap();
-    // Like a growing cache: first the first tokens of all rows, then the others.
+    // Simulates a growing cache: writes the first third of every row's tokens, then the rest.
     let first = tokens / 3;
     for (start, count) in [(0, first), (first, tokens - first)] {
         let [keys, values] = [k, v].map(|stored| stored.tokens(start, count));
@@ -107,7 +107,7 @@ fn in_memory(
     (memory, slots)
 }
 
-/// Reads the keys and values of each row from a memory.
+/// Reads each row's keys and values from a memory.
 fn read_all(memory: &KvMemory, slots: &[KvSlot], tokens: usize) -> [TensorData; 2] {
     let KvSizes { heads, key_dim, value_dim } = memory.sizes();
     let mut both = [Vec::new(), Vec::new()];
@@ -142,7 +142,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Rounds queries to 8 bits, as the computation of integer scores does.
+/// Rounds queries to 8 bits, like attention with integer scores.
 fn rounded_to_bytes(q: &TensorData) -> TensorData {
     let mut rounded = q.clone();
     for query in rounded.values.chunks_mut(q.sizes[3]) {
@@ -156,7 +156,7 @@ fn rounded_to_bytes(q: &TensorData) -> TensorData {
     rounded
 }
 
-/// Computes attention over a separate memory in f32.
+/// Computes attention over a new f32 memory that holds the keys and values.
 fn attention_with(
     q: &Heads<'_>,
     [k, v]: [&Heads<'_>; 2],
@@ -190,7 +190,7 @@ fn attention_equals_the_reference() {
             let queries = Heads::strided(&projected, q.sizes, strides);
             let scale = 1.0 / (head_dim as f64).sqrt();
             let causal = |query: usize| key_len - query_len + query + 1;
-            // The second row of the batch is shorter, if the keys allow it.
+            // Queries in the second batch row see fewer keys, if the number of keys allows it.
             let shorter = (key_len - query_len).min(2 + key_len / 2);
             let ends =
                 || (0..batch).flat_map(|row| (0..query_len).map(move |query| causal(query) - row * shorter));
@@ -230,7 +230,11 @@ fn attention_equals_the_reference() {
                         let [stored_k, stored_v] = read_all(&memory, &slots, key_len);
                         match dtype {
                             NumberType::F32 => {
-                                assert_eq!(bits(&from_slots), bits(&y), "the same as a tensor")
+                                assert_eq!(
+                                    bits(&from_slots),
+                                    bits(&y),
+                                    "the cache must give the same bits as tensors"
+                                )
                             }
                             NumberType::F16 => {
                                 let expected = reference(&q, &stored_k, &stored_v, scale, visible);
@@ -250,7 +254,7 @@ fn attention_equals_the_reference() {
     }
 }
 
-/// Checks that a memory returns the written values, rounded to its format, with every instruction set.
+/// Checks that reads return the written values, rounded to the format, on every instruction set.
 #[test]
 fn formats_round_within_their_bounds() {
     for (key_dim, value_dim) in WIDTHS {
@@ -313,7 +317,7 @@ fn copies_preserve_the_tokens() {
 fn oversized_memory_is_rejected() {
     let sizes = KvSizes { heads: 12, key_dim: 64, value_dim: 64 };
     for dtype in NumberType::all(uses::KV_CACHE) {
-        // Only 64-bit targets have a size that can be counted but not allocated.
+        // Only 64-bit targets have sizes that fit into a `usize` but cannot be allocated.
         let huge = [Some(usize::MAX), Some(usize::MAX / 64), 1_usize.checked_shl(50)];
         for tokens in huge.into_iter().flatten() {
             assert!(KvMemory::new(dtype, sizes, tokens).is_none(), "{dtype:?} {tokens}");

@@ -1,4 +1,4 @@
-//! Keys and values of a cache in one format: memory layout, writing, reading and copying.
+//! Keys and values in one storage format: memory layout, writing, reading and copying.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::threads::{Parts, for_each_part};
 /// Minimum number of values worth dividing among threads.
 const MIN_SHARED_VALUES: usize = 1 << 15;
 
-/// Sizes of the keys and values of a token, for [`KvMemory::new`](crate::KvMemory::new).
+/// Sizes of a token's keys and values, for [`KvMemory::new`](crate::KvMemory::new).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSizes {
     /// Number of heads.
@@ -186,7 +186,7 @@ impl<F: Format> Units<F> {
     }
 }
 
-/// Copies units from another memory or within `to`.
+/// Copies units from `from`, or within `to` if there is no other memory.
 fn copy_units<T: Copy>(to: &mut [T], from: Option<&[T]>, source: Range<usize>, place: Range<usize>) {
     match from {
         Some(from) => to[place].copy_from_slice(&from[source]),
@@ -229,7 +229,7 @@ pub(super) struct Write<'a> {
     pub(super) instructions: InstructionSet,
 }
 
-/// Calls `write` with the memory of each head, on all threads if it pays off.
+/// Calls `write` with the memory of each head, on all threads if `is_shared` is true.
 fn each_head<T: Send>(
     memory: &mut [T],
     heads: usize,
@@ -238,7 +238,7 @@ fn each_head<T: Send>(
 ) {
     let row_len = memory.len() / heads.max(1);
     if row_len == 0 {
-        // A slot without capacity receives no tokens.
+        // A slot without capacity has nothing to write.
     } else if is_shared {
         for_each_part(memory, Parts { row_len, rows: 1, columns: row_len }, |mut part| {
             write(part.first_row, part.row(0));

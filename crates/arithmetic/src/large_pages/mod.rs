@@ -4,8 +4,8 @@
 //! first access to each page costs a page fault. Pages of 2 MiB make both rare.
 //!
 //! In a small model, few matrices fill a large page on their own, so `LargeBox`es share memory regions. The
-//! `madvise` calls for large pages cover only the boxes, so the rest of a region takes up no memory. On systems
-//! other than Linux, and after [`ask`]`(false)`, boxes use the allocator's memory.
+//! `madvise` calls for large pages cover only the boxes, so the rest of a region takes up no memory. On
+//! systems other than Linux, and after [`ask`]`(false)`, boxes use the allocator's memory.
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
 mod region;
@@ -86,7 +86,7 @@ impl<T: Copy> LargeBox<T> {
             // SAFETY: zero bits are values of this type.
             return Some(Self(Home::Mapped(unsafe { piece.assume_init() })));
         }
-        // A vector that cannot be allocated would abort the process, so this tries the allocation first.
+        // A failed vector allocation would abort the process, so this first checks whether it can succeed.
         Vec::<T>::new().try_reserve_exact(len).ok()?;
         Some(Self(Home::Allocated(vec![T::default(); len].into())))
     }
@@ -96,7 +96,7 @@ impl<T: Copy> LargeBox<MaybeUninit<T>> {
     /// Marks the values as initialized.
     ///
     /// # Safety
-    /// The caller must have written all of them.
+    /// The caller must have written all values.
     #[expect(unsafe_code, reason = "only the caller knows what was written")]
     pub(crate) unsafe fn assume_init(self) -> LargeBox<T> {
         LargeBox(match self.0 {
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn boxes_are_zeroed_and_do_not_overlap() {
-        // Boxes that are not cleared, interleaved with the zeroed ones.
+        // Keeps uncleared boxes in the same region as the zeroed boxes.
         let between: Vec<_> = (0..3).map(|_| LargeBox::<u8>::new_uninit(300_000)).collect();
         for _ in 0..3 {
             let mut boxes = Vec::new();
@@ -178,7 +178,10 @@ mod tests {
             }
         }
         drop(between);
-        assert!(LargeBox::<f32>::zeros(usize::MAX / 4).is_none(), "more than the available memory");
+        assert!(
+            LargeBox::<f32>::zeros(usize::MAX / 4).is_none(),
+            "an allocation larger than the memory must fail"
+        );
     }
 
     #[test]

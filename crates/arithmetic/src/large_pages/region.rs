@@ -18,7 +18,7 @@ const SMALLEST: usize = 128 << 10;
 /// Addresses outside the boxes take up no memory.
 const REGION: usize = 256 << 20;
 
-/// Region that provides the next piece, and the number of bytes in use.
+/// Region that provides the next piece, and the number of its bytes already in use.
 static CURRENT: Mutex<Option<(Arc<Region>, usize)>> = Mutex::new(None);
 
 /// Mapped memory that starts at a multiple of [`LARGE_PAGE`].
@@ -27,7 +27,7 @@ static CURRENT: Mutex<Option<(Arc<Region>, usize)>> = Mutex::new(None);
 struct Region {
     start: NonNull<u8>,
     bytes: usize,
-    /// Set if the system refused to reclaim memory; free memory may then hold old values.
+    /// Set if the system refused to take back memory; unused memory may then hold old values.
     ///
     /// This happens if the process locks its memory.
     is_used_up: AtomicBool,
@@ -35,11 +35,11 @@ struct Region {
 
 /// Returns the size of this system's small pages.
 ///
-/// Pieces begin at multiples of it, so that whole pages can be returned to the system.
+/// Pieces begin at page boundaries, so that whole pages can be returned to the system.
 fn page() -> usize {
     static PAGE: OnceLock<usize> = OnceLock::new();
     *PAGE.get_or_init(|| {
-        // SAFETY: the call only reads a constant of the system.
+        // SAFETY: the call only reads a system constant.
         usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(64 << 10)
     })
 }
@@ -81,7 +81,7 @@ impl Region {
 
     /// Requests large pages for all pages that end between `from` and `to`.
     ///
-    /// Pieces now cover all of each such page.
+    /// Pieces now cover each of these pages completely.
     fn ask_for_large_pages(&self, from: usize, to: usize) {
         /// Advice value available since Linux 6.1.
         const MADV_COLLAPSE: libc::c_int = 25;
@@ -96,7 +96,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: every piece holds a reference to the region, so none is left.
+        // SAFETY: every piece holds a reference to the region, so no pieces remain when it is dropped.
         let _ = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
@@ -125,7 +125,7 @@ impl<T: Copy> Piece<MaybeUninit<T>> {
         }
         let taken = bytes.checked_next_multiple_of(page())?;
         // After a fork, the lock may be held by a thread that does not exist in this process, so this
-        // never blocks on it.
+        // code never blocks on the lock.
         let (region, from) = match CURRENT.try_lock() {
             Ok(mut current) => {
                 // `CURRENT` is the only owner of the region, so no piece is left.

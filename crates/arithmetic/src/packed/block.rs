@@ -33,9 +33,9 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     const ACTIVATIONS: usize;
     /// Blocks per slice.
     ///
-    /// The products within a slice are summed first, so a format and its expansion must agree.
+    /// The products within a slice are summed first, so a format and its expansion must use the same value.
     const SLICE_BLOCKS: usize;
-    /// Block of zeros.
+    /// All-zero block.
     const ZERO: Self;
 
     /// Rounds weights to the nearest block of this format.

@@ -7,7 +7,7 @@ use crate::fetch::{FETCHES, PrefetchPlan};
 use crate::simd::{Interleaved, PanelLine, Sums, add_products};
 use crate::simd::{LANES, Simd};
 
-/// Blocks per slice: all 768 inputs of the smallest GPT-2, so that most sums are written only once.
+/// Blocks per slice: the smallest GPT-2's 768 inputs, so that most sums are written only once.
 ///
 /// A slice of a panel takes 48 KiB in f32. Tiles read it in order from the L2 cache.
 pub(super) const SLICE_BLOCKS: usize = 12;
@@ -39,7 +39,7 @@ pub(super) trait Lines<S: Simd> {
     fn lines(&self) -> &[Self::Line; DEPTH];
 }
 
-/// Computes the products of a slice, one chain of inputs at a time.
+/// Sums the products of activations and panels, one chain of inputs at a time.
 #[inline(always)]
 pub(super) fn sums<S: Simd, B: Lines<S>, const ROWS: usize, const PANELS: usize>(
     simd: S,
@@ -52,7 +52,7 @@ pub(super) fn sums<S: Simd, B: Lines<S>, const ROWS: usize, const PANELS: usize>
     let blocks = panels[0].len();
     for block in 0..blocks {
         for first in (0..DEPTH).step_by(FETCHED_INPUTS) {
-            // Low tiles have registers to spare.
+            // Low tiles leave registers free, so the compiler may unroll the loop.
             let is_low = FETCHES && ROWS < S::TILE_ROWS;
             let count = if is_low { FETCHED_INPUTS } else { simd.unknown(FETCHED_INPUTS) };
             let inputs = &activations[(block * DEPTH + first) * ROWS..];

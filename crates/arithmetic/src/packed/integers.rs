@@ -27,7 +27,7 @@ const GROUPS: usize = DEPTH / GROUP;
 ///
 /// Stored as bytes, 512 inputs of two panels take 17 KiB, and tiles read each panel in order.
 const SLICE_BLOCKS: usize = 8;
-/// Byte lines for an all-zero group.
+/// Byte lines of an all-zero group.
 const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
 
 /// Quantized weights of 32 inputs by 16 outputs.
@@ -36,7 +36,7 @@ pub(crate) trait Quants: Copy + Send + Sync + 'static {
     type Expanded: Quants<Expanded = Self::Expanded> + AsMut<ByteLines>;
     /// All-zero integers.
     const ZERO: Self;
-    /// Offset that turns the integers into bytes.
+    /// Offset that makes the integers unsigned bytes.
     const OFFSET: u8;
     /// Whether the integers are stored as bytes.
     const ARE_BYTES: bool = false;
@@ -57,7 +57,7 @@ pub(crate) trait Quants: Copy + Send + Sync + 'static {
     }
 }
 
-/// Integers stored as bytes with an offset: 8-bit weights, and the expansion of all other formats.
+/// Integers stored as bytes with an offset: 8-bit weights, or the expansion of any other format.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Bytes<const OFFSET: u8>(ByteLines);
@@ -175,7 +175,7 @@ impl<Q: Quants> Block for Quantized<Q> {
         simd.in_integer_tile(height, job)
     }
 
-    /// Computes sums group by group, multiplying each by its scales.
+    /// Computes sums group by group and multiplies each group's sum by its scales.
     #[inline(always)]
     fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
         simd: S,
@@ -215,7 +215,7 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 }
 
-/// Rounds rows of inputs to the nearest groups, interleaved for a tile.
+/// Rounds rows of inputs to groups of 8-bit integers, interleaved for a tile.
 #[inline(always)]
 fn arrange_groups<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
     for (row, inputs) in rows.enumerate() {

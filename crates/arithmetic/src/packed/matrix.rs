@@ -13,7 +13,7 @@ use crate::threads::{Parts, computed_in_parts, with_job_size};
 impl NumberType {
     /// Returns the packed size of a matrix in bytes.
     ///
-    /// Equals [`PackedMatrix::bytes`], but does not need the matrix.
+    /// This equals [`PackedMatrix::bytes`], but does not require a packed matrix.
     ///
     /// ```
     /// use candle_gpt2_arithmetic::NumberType;
@@ -65,12 +65,11 @@ impl<B: Block> Panels for LargeBox<B> {
 /// Packed weight matrix `(out, in)`.
 ///
 /// With f32 and f16 weights, products are computed in f32. With integer weights, they are computed in
-/// integers. Each product first rounds the rows of activations to 8 bits, in groups of 32 inputs:
-/// `x ≈ a p` with `a = max|x| / 127` in f32 and `p = round(x / a)`, so that
-/// `|x - a p| ≤ max|x| (1/254 + 2^-22)`. Groups below 1e-36 count as zero. A group with a non-finite
-/// value makes the row's outputs NaN. The product of a group is `s a Σ q p`, and its integer sum is
-/// exact. The error of the result therefore consists only of these two roundings and the rounding of
-/// the f32 sum over the groups.
+/// integers. Each product first rounds the rows of activations to 8 bits, in groups of 32 inputs: `x ≈ a p`
+/// with `a = max|x| / 127` in f32 and `p = round(x / a)`, so that `|x - a p| ≤ max|x| (1/254 + 2^-22)`.
+/// Groups with magnitudes below 1e-36 count as zero. A group with a non-finite value makes the row's outputs
+/// NaN. The product of a group is `s a Σ q p`, and its integer sum is exact. The error of the result
+/// therefore consists only of these two roundings and the rounding of the f32 sum over the groups.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Epilogue, Finish, NumberType, PackedMatrix, PanelBias, Strided};

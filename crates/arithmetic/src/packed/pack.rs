@@ -26,7 +26,7 @@ use crate::threads::{Parts, for_each_part};
 const STRIP_PANELS: usize = 4;
 /// Bytes of an output-major matrix between two progress reports.
 ///
-/// Small compared with any model, but enough to keep all threads busy.
+/// This is small compared with any model, but enough to keep all threads busy.
 const STEP_BYTES: usize = 2 << 20;
 
 /// Axis order of a stored matrix.
@@ -66,15 +66,15 @@ pub struct Strided<'a> {
     pub values: &'a [f32],
     /// Strides of outputs and inputs, in values.
     pub strides: (usize, usize),
-    /// Number of outputs, and number of inputs.
+    /// Number of outputs and number of inputs.
     pub shape: (usize, usize),
 }
 
-/// Error of [`PackedMatrix::from_bytes`] and [`PackedMatrix::from_values`].
+/// Error from [`PackedMatrix::from_bytes`] and [`PackedMatrix::from_values`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PackError {
     /// The matrix extends beyond its memory.
-    #[error("a {out_features} by {in_features} weight matrix does not fit in {found} bytes")]
+    #[error("a {out_features} by {in_features} weight matrix needs more than the {found} bytes available")]
     TooFewBytes {
         /// Output width.
         out_features: usize,
@@ -84,7 +84,7 @@ pub enum PackError {
         found: usize,
     },
     /// The type cannot be packed.
-    #[error("cannot pack {dtype} weights")]
+    #[error("weights of type {dtype} cannot be packed")]
     Unsupported {
         /// Unsupported type of the stored or packed values.
         dtype: NumberType,
@@ -165,7 +165,7 @@ impl PackedMatrix {
     }
 }
 
-/// View of a matrix of any stored type as f32.
+/// View that converts a matrix of any stored type to f32.
 struct Values<'a, T, F> {
     elements: &'a [T],
     /// Strides of outputs and inputs, in values.
@@ -175,7 +175,7 @@ struct Values<'a, T, F> {
 
 /// Matrix of any stored type that can be read in blocks.
 trait ReadBlocks: Sync {
-    /// Reads a range of outputs and a range of inputs, each specified by first index and count.
+    /// Reads a range of outputs and inputs, each given as a first index and a count.
     fn read(&self, outputs: (usize, usize), inputs: (usize, usize), to: &mut Expanded);
     /// Returns the size of one output in bytes if its inputs are contiguous.
     fn bytes_of_output(&self) -> Option<usize>;

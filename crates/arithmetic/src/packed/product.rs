@@ -22,9 +22,9 @@ use crate::tile::TileOutput;
 const PART_PANELS: usize = 4;
 /// Bytes of activations per part, unless a single tile is larger; they stay in the L2 cache.
 const PART_BYTES: usize = 512 << 10;
-/// Bytes of panels that all tiles process before the next group: for few tiles, and for many.
+/// Bytes per group of panels, which all tiles process before the next group: few tiles, many tiles.
 ///
-/// Few tiles read the panels from memory, and many tiles find them in the L1 cache.
+/// With few tiles, panels mostly come from memory. With many, they mostly come from the L1 cache.
 const GROUP_BYTES: [usize; 2] = [128 << 10, 32 << 10];
 /// Maximum number of tiles considered few.
 const FEW_TILES: usize = 4;
@@ -32,7 +32,7 @@ const FEW_TILES: usize = 4;
 const LOW_TILE: usize = 4;
 /// Maximum number of rows in a tile that always streams weights from memory.
 ///
-/// Unconditional prefetches are placed between the products and cost nothing.
+/// For such tiles, unconditional prefetches between the multiplications cost nothing.
 const WALK_ROWS: usize = 2;
 /// Minimum number of rows for which weights are expanded in advance rather than on the fly.
 const EXPANDED_ROWS: usize = 20;
@@ -91,7 +91,7 @@ impl<B: Block> Job for Choose<B> {
         let Self(rows, _) = self;
         let mut full = B::tile_height::<S>(rows);
         if full < rows {
-            // The minimum number of tiles, all of the same height.
+            // Uses as few tiles as possible, all of the same height.
             full = B::tile_height::<S>(rows.div_ceil(rows.div_ceil(full)));
         }
         let rest = B::tile_height::<S>(rows % full).min(full);
@@ -296,7 +296,7 @@ struct Tile<'a, 'b, 'c, P: Block> {
     part: &'b mut Part<'c, f32>,
 }
 
-/// Separate function, shared by formats that expand to the same blocks.
+/// Job of its own, so that formats that expand to the same blocks share the compiled function.
 impl<P: Block> Job for Tile<'_, '_, '_, P> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = P::MULTIPLIES_BYTES;

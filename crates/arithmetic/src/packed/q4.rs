@@ -95,7 +95,7 @@ impl Nibbles {
         sums
     }
 
-    /// Adds the steps up to the entry nearest to the quotient.
+    /// Adds the steps from the first entry up to the entry nearest to the quotient.
     #[inline(always)]
     fn add_below<S: Simd>(
         simd: S,

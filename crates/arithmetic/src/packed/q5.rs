@@ -10,8 +10,8 @@ const STORED_OFFSET: u8 = 16;
 
 /// 5-bit integers, with the low four bits and the high bit stored separately.
 ///
-/// The low bits are nibbles in lines of eight inputs, as for 4-bit weights. One line holds the high bits of all
-/// 32 inputs. The high bits of four inputs have the same position in their bytes.
+/// The low bits are nibbles in lines of eight inputs, as for 4-bit weights. One line holds the high bits of
+/// all 32 inputs. The high bits of four inputs have the same position in their bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Fives {
@@ -58,7 +58,8 @@ impl Quants for Fives {
         for (line, to) in to.iter_mut().enumerate() {
             let low = &self.low[line / 2];
             for (index, to) in to.iter_mut().enumerate() {
-                // All inputs of a line have the same bit position in their bytes, so they use the same shifts.
+                // All inputs of a line have the same bit position in their bytes, so they use the same
+                // shifts.
                 let low = if line % 2 == 0 { low[index] & 0x0f } else { low[index] >> 4 };
                 *to = (low | (self.high[index] >> line & 1) << 4) + (SMALL_OFFSET - STORED_OFFSET);
             }
@@ -69,8 +70,8 @@ impl Quants for Fives {
 impl Fives {
     /// Candidate integers for the largest-magnitude weight, likeliest first.
     ///
-    /// All integers are listed for groups that consist of multiples of an f16 number, as in GGUF's Q5_0. Such a
-    /// group recovers that number whatever its largest multiple is.
+    /// The list is complete because some groups consist of multiples of an f16 number, as in GGUF's Q5_0. The
+    /// search then recovers that number, whichever multiple is the largest.
     const LARGEST: [f32; 31] = [
         -16.0, 15.0, -15.0, 14.0, -14.0, 13.0, -13.0, 12.0, -12.0, 11.0, -11.0, 10.0, -10.0, 9.0, -9.0, 8.0,
         -8.0, 7.0, -7.0, 6.0, -6.0, 5.0, -5.0, 4.0, -4.0, 3.0, -3.0, 2.0, -2.0, 1.0, -1.0,

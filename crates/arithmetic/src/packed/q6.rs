@@ -58,7 +58,8 @@ impl Quants for Sixes {
         for (line, to) in to.iter_mut().enumerate() {
             let (low, high) = (&self.low[line / 2], &self.high[line / 4]);
             for (index, to) in to.iter_mut().enumerate() {
-                // All inputs of a line have the same bit position in their bytes, so they use the same shifts.
+                // All inputs of a line have the same bit position in their bytes, so they use the same
+                // shifts.
                 let low = if line % 2 == 0 { low[index] & 0x0f } else { low[index] >> 4 };
                 *to = low | (high[index] >> (2 * (line % 4)) & 0x03) << 4;
             }

@@ -12,8 +12,8 @@ use crate::{NumberType, uses};
 
 /// Pairs of output and input widths.
 ///
-/// Whole and incomplete panels and blocks, GPT-2's widths, more than two slices,
-/// GPT-2's vocabulary, and a single value.
+/// They cover whole and incomplete panels and blocks, GPT-2's widths, more than two slices, GPT-2's
+/// vocabulary, and a single value.
 const SHAPES: [(usize, usize); 10] =
     [(16, 64), (32, 128), (1, 1), (17, 65), (7, 5), (50, 24), (48, 768), (33, 1601), (129, 300), (50_257, 8)];
 /// Row counts: one, less than a tile, each instruction set's tile, more, and more than a part.
@@ -44,7 +44,7 @@ fn pack(weights: &[f32], shape: (usize, usize), format: NumberType) -> PackedMat
     PackedMatrix::from_values(Strided { values: weights, strides: (shape.1, 1), shape }, format).unwrap()
 }
 
-/// Rounds activations to the nearest group, using the given instruction set.
+/// Rounds activations to a group of 8-bit integers, using the given instruction set.
 fn nearest(x: &[f32], instructions: InstructionSet) -> ByteGroup {
     struct Nearest<'a>(&'a [f32]);
     impl Job for Nearest<'_> {
@@ -154,7 +154,7 @@ fn gelu_is_applied_after_the_bias() {
 /// Checks that integer products are exact.
 ///
 /// Scales are 1 and sums are below 2^24, so the results are exact on every processor and for all signs. The
-/// first output multiplies the largest magnitudes.
+/// first output uses the largest magnitudes.
 #[test]
 fn integer_products_are_exact() {
     let (out_features, in_features, rows) = (50, 1000, 14);
@@ -391,7 +391,7 @@ fn packing_reads_both_orders_and_every_dtype() {
     assert_eq!(stored_weights(&PackedMatrix::from_values(view, NumberType::F32).unwrap()), weights);
     let short = Strided { values: &transposed[1..], ..view };
     assert!(PackedMatrix::from_values(short, NumberType::F32).is_err());
-    // A repeated row, and a repeated column.
+    // Matrices that repeat one row or one column.
     let repeated = Strided { strides: (0, 1), ..view };
     let rows = stored_weights(&PackedMatrix::from_values(repeated, NumberType::F32).unwrap());
     assert!(rows.chunks(in_features).all(|row| row == &transposed[..in_features]));
@@ -409,7 +409,7 @@ fn packing_reads_both_orders_and_every_dtype() {
             (NumberType::F16, f16_bytes, 0.5f32.powi(11)),
             (NumberType::BF16, bf16_bytes, 0.5f32.powi(8)),
         ] {
-            // Offset by one byte, no value is aligned.
+            // Shifts the values by one byte, so that none of them is aligned.
             let shifted = [&[0], bytes.as_slice()].concat();
             let view = MatrixBytes { bytes: &shifted[1..], dtype, order, out_features, in_features };
             let matrix = PackedMatrix::from_bytes(view, NumberType::F32, &|_| ()).unwrap();
@@ -433,11 +433,11 @@ fn unsupported_types_are_rejected() {
     for dtype in [NumberType::Q8, NumberType::F64] {
         let stored = MatrixBytes { bytes: &[0; 64], dtype, order, out_features: 2, in_features: 2 };
         let error = PackedMatrix::from_bytes(stored, NumberType::F32, &|_| ()).unwrap_err();
-        assert_eq!(error.to_string(), format!("cannot pack {dtype} weights"));
+        assert_eq!(error.to_string(), format!("weights of type {dtype} cannot be packed"));
     }
 }
 
-/// Checks that non-finite weights and activations affect exactly the same outputs as in the reference.
+/// Checks that non-finite weights and activations affect the same outputs as in the reference.
 #[test]
 fn non_finite_values_reach_only_their_outputs() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -557,7 +557,7 @@ fn is_close(y: f32, expected: f64, magnitude: f64, count: usize) -> bool {
     (f64::from(y) - expected).abs() <= count as f64 * unit
 }
 
-/// Checks special values against a plain sum over the stored weights.
+/// Checks products with special values against a plain sum over the stored weights.
 ///
 /// Weights and activations include denormal, huge and infinite values, NaN and minus zero.
 #[test]
@@ -577,11 +577,11 @@ fn special_values_equal_the_reference() {
     let (out_features, in_features, rows) = (21, 70, 13);
     let (mut weights, mut x) = (noise(out_features * in_features, 1), noise(rows * in_features, 2));
     for (index, special) in SPECIAL.into_iter().enumerate() {
-        // Some of these are past the last whole vector or block.
+        // Some of these positions are past the last whole vector or block.
         weights[index * in_features + (index * 13 + 63) % in_features] = special;
         x[index * in_features + (index * 7 + 10) % in_features] = special;
     }
-    // Whole rows of denormal weights, of weights below the smallest normal f16, and of denormal activations.
+    // Makes whole rows denormal in f32 or, for weights, smaller than the smallest normal f16.
     weights[15 * in_features..16 * in_features].iter_mut().for_each(|weight| *weight *= 1e-40);
     weights[20 * in_features..].iter_mut().for_each(|weight| *weight *= 1e-6);
     x[12 * in_features..].iter_mut().for_each(|x| *x *= 1e-40);

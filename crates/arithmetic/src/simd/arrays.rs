@@ -1,4 +1,4 @@
-//! Vectors as arrays in plain Rust: operations that are the same for all number types.
+//! Array-based vectors in plain Rust: the operations that are the same for all number types.
 
 /// Number of rows in the tallest tile.
 pub(super) const TILE_ROWS: usize = 4;

@@ -11,10 +11,11 @@ use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET
 /// Tile size: 12 of 16 registers accumulate, two hold weights, and one holds an activation.
 const TILE_ROWS: usize = 6;
 const TILE_PANELS: usize = 1;
-/// Rows of an integer tile: without VNNI, and with VNNI.
+/// Number of rows in an integer tile on processors without VNNI.
 ///
-/// Without VNNI, four of the registers hold weights.
+/// Four of the registers then hold weights.
 const INTEGER_TILE_ROWS: usize = 4;
+/// Number of rows in an integer tile on processors with VNNI.
 const VNNI_TILE_ROWS: usize = 6;
 
 /// Proof that the processor supports AVX2, FMA and F16C, plus AVX-VNNI if `VNNI` is true.
@@ -84,7 +85,7 @@ unsafe fn magnitude_bits(x: __m256) -> __m256i {
     unsafe { _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)) }
 }
 
-/// Computes [`Vectors::transpose`] as four blocks of eight rows and columns.
+/// Computes [`Vectors::transpose`] in four blocks of eight rows and eight columns.
 ///
 /// # Safety
 /// The processor must support AVX.
@@ -106,7 +107,7 @@ pub(super) unsafe fn transpose(rows: &[&[f32]; LANES], first: usize, to: &mut [L
             let (c, d) = (_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3]));
             let (e, f) = (_mm256_unpacklo_ps(x[4], x[5]), _mm256_unpackhi_ps(x[4], x[5]));
             let (g, h) = (_mm256_unpacklo_ps(x[6], x[7]), _mm256_unpackhi_ps(x[6], x[7]));
-            // Four rows of each pair of columns. 0x44 takes the lower halves of
+            // Gathers four rows of each pair of columns. 0x44 selects the lower halves of
             // both operands, 0xee the upper halves.
             let (p, q) = (_mm256_shuffle_ps::<0x44>(a, c), _mm256_shuffle_ps::<0xee>(a, c));
             let (r, s) = (_mm256_shuffle_ps::<0x44>(b, d), _mm256_shuffle_ps::<0xee>(b, d));
@@ -432,7 +433,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                             let x = _mm256_set1_epi32(rows[row].quants[2 * line]);
                             let y = _mm256_set1_epi32(rows[row].quants[2 * line + 1]);
                             for half in 0..2 {
-                                // Up to four products of 63 and 127 fit into 16 bits.
+                                // A sum of up to four products of 63 and 127 fits into 16 bits.
                                 let pairs = _mm256_maddubs_epi16(first[half], x);
                                 let pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(second[half], y));
                                 let sum = &mut sums[row][panel][half];
@@ -446,9 +447,9 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             for panel in 0..PANELS {
                 for line in 0..BYTE_LINES {
                     let weights = load_line(&panels[panel][line]);
-                    // Products of an unsigned and a signed byte are added in pairs of 16 bits,
-                    // which hold two products of at most 127 · 127. So without VNNI, the sign of
-                    // the weight moves to the activation.
+                    // Without VNNI, two products of an unsigned and a signed byte are added in 16
+                    // bits, which is enough only for products of at most 127 · 127. The sign of
+                    // the weight therefore moves to the activation.
                     let offset = _mm256_set1_epi8(-128);
                     let signed = [_mm256_xor_si256(weights[0], offset), _mm256_xor_si256(weights[1], offset)];
                     let magnitudes = [_mm256_abs_epi8(signed[0]), _mm256_abs_epi8(signed[1])];

@@ -1,4 +1,4 @@
-//! AVX-512: sixteen lanes are one register.
+//! AVX-512: sixteen lanes in one register.
 
 #![expect(unsafe_code, reason = "intrinsics that some processors lack are unsafe to call")]
 
@@ -13,7 +13,7 @@ use super::{avx2, math};
 
 /// Rows and panels of a tile: 24 of 32 registers accumulate.
 ///
-/// Multiplications load the activations from memory.
+/// Multiplications take the activations directly from memory.
 const TILE_ROWS: usize = 12;
 const TILE_PANELS: usize = 2;
 /// Intermediate tile height, for products of few rows.
@@ -25,7 +25,7 @@ const MIDDLE_ROWS: usize = 8;
 /// Twelve registers hold the sums of a group, twelve those of all groups, and six operands and scales.
 const INTEGER_TILE_ROWS: usize = 6;
 
-/// Proof that the processor supports AVX-512 F, BW, DQ and VL, and multiplies bytes in the way of `B`.
+/// Proof that the processor supports AVX-512 F, BW, DQ and VL, and the byte products of `B`.
 ///
 /// Only [`Avx512::detect`] creates one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl<B: ByteProducts> Avx512<B> {
     }
 }
 
-/// Joins the lowest bytes of four vectors: byte `j` of each integer comes from vector `j`.
+/// Combines the lowest bytes of four vectors: byte `j` of each integer comes from vector `j`.
 ///
 /// # Safety
 /// The processor must support AVX-512 F.
@@ -59,7 +59,7 @@ unsafe fn join_bytes(integers: [__m512i; 4]) -> __m512i {
     }
 }
 
-/// Returns the bits of floats without their sign, which compare like the floats; NaN is the largest.
+/// Returns the floats' bits without the sign; they order like the magnitudes, with NaN largest.
 ///
 /// # Safety
 /// The processor must support AVX-512 F.
@@ -383,7 +383,7 @@ impl<B: ByteProducts> Simd for Avx512<B> {
                         for row in 0..ROWS {
                             let x = _mm512_set1_epi32(rows[row].quants[2 * line]);
                             let y = _mm512_set1_epi32(rows[row].quants[2 * line + 1]);
-                            // Up to four products of 63 and 127 fit into 16 bits.
+                            // A sum of up to four products of 63 and 127 fits into 16 bits.
                             let pairs = _mm512_maddubs_epi16(first, x);
                             let pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(second, y));
                             let products = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
@@ -408,8 +408,9 @@ impl<B: ByteProducts> Simd for Avx512<B> {
                     }
                     continue;
                 }
-                // Products of an unsigned and a signed byte are added in pairs of 16 bits, which hold two
-                // products of at most 127 · 127. So the sign of the weight moves to the activation.
+                // Two products of an unsigned and a signed byte are added in 16 bits, which is enough only
+                // for products of at most 127 · 127. The sign of the weight therefore moves to the
+                // activation.
                 let mut magnitudes = weights;
                 let mut are_negative = [0; PANELS];
                 for panel in 0..PANELS {

@@ -1,10 +1,10 @@
 //! Checks the test program's machine code: every job must be inlined into its instruction sets.
 //!
 //! A function compiled without an instruction set's features cannot inline an intrinsic that needs them. It
-//! calls the intrinsic each time, with the vectors in memory, which makes products ten times slower. A closure
-//! becomes such a function wherever the compiler does not inline it. Functions compiled for an instruction set
-//! may therefore call only code that panics, allocates or copies memory. Instruction sets that this processor
-//! lacks are compiled and checked too.
+//! calls the intrinsic each time, with the vectors in memory, which makes products ten times slower. A
+//! closure becomes such a function wherever the compiler does not inline it. Functions compiled for an
+//! instruction set may therefore call only code that panics, allocates or copies memory. Instruction sets
+//! that this processor lacks are compiled and checked too.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 #[test]
@@ -23,7 +23,8 @@ mod elf {
 
     /// Instruction sets: the type, the function compiled for it, and the minimum number of jobs.
     ///
-    /// The minimum makes the test fail if a renaming hides the functions from it.
+    /// The minimum makes the test fail if it no longer finds the functions, for example after they are
+    /// renamed.
     const SETS: [(&str, &str, usize); 4] = [
         ("simd::avx2::Avx2<_>", "run::compiled", 20),
         ("simd::avx2::Avx2<_>", "run::compiled_with_vnni", 5),
@@ -138,7 +139,7 @@ mod elf {
             lines.find(|line| !line.ends_with(":0")).unwrap_or_default().to_owned()
         }
 
-        /// Returns the name of the function at `address`, or of the function a linker stub there jumps to.
+        /// Returns the name of the function at `address`; follows the jump if that is a linker stub.
         fn name(&self, address: u64) -> String {
             const STUB: u64 = 16;
             if let Some((_, name)) = self.functions.get(&address) {
@@ -182,8 +183,8 @@ mod elf {
                         let leaves = is_call || instruction.mnemonic() == Mnemonic::Jmp;
                         leaves.then(|| self.name_in(instruction.memory_displacement64()))
                     }
-                    // A callee's address is often in a register, or spilled to the
-                    // stack. It counts where it is loaded.
+                    // A callee's address is often in a register or spilled to the
+                    // stack. The call is counted where the address is loaded.
                     OpKind::Register if is_call && loads => None,
                     OpKind::Memory if is_call && loads && instruction.memory_base() == Register::RSP => None,
                     OpKind::Register | OpKind::Memory if is_call => Some("a pointer".to_owned()),
@@ -217,10 +218,10 @@ mod elf {
             let is_set =
                 |(set, function, _): &(&str, &str, usize)| path.contains(set) && path.ends_with(function);
             let Some(index) = SETS.iter().position(is_set) else { continue };
-            // Empty if nothing was inlined into the function.
+            // The list of frames is empty if nothing was inlined into the function.
             let job = program.frames(*start).pop().unwrap_or_default().0;
             let job = job.replace(concat!(env!("CARGO_CRATE_NAME"), "::"), "");
-            // Jobs in tests may be slow.
+            // Jobs in tests may be slow, so their calls are not checked.
             if job.contains("tests::") {
                 continue;
             }

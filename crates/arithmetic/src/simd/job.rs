@@ -1,4 +1,4 @@
-//! Vectors of f32 with the operations of packed weights, and the jobs that run on them.
+//! Vectors of f32 with the operations that packed weights need, and the jobs that use them.
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use super::sums::Sums;
@@ -22,7 +22,7 @@ pub(crate) trait Simd: Vectors<Real = f32> {
 
     /// Returns the tile height for `rows` rows in a product with floating-point weights.
     ///
-    /// It is the lowest height that holds the rows, or the height for many rows.
+    /// This is the lowest height that holds the rows, or the full height for many rows.
     #[inline(always)]
     fn product_height(rows: usize) -> usize {
         tile_height(rows, Self::PRODUCT_ROWS)
@@ -34,7 +34,7 @@ pub(crate) trait Simd: Vectors<Real = f32> {
         tile_height(rows, Self::INTEGER_TILE_ROWS)
     }
 
-    /// Runs `job` in a tile of a [`Simd::product_height`], like [`Vectors::in_tile`].
+    /// Runs `job` like [`Vectors::in_tile`], for a height that [`Simd::product_height`] returned.
     ///
     /// Low tiles stream weights from memory, so they read fewer panels at a
     /// time than would fill the registers.
@@ -49,14 +49,14 @@ pub(crate) trait Simd: Vectors<Real = f32> {
         self.in_tile(height, job)
     }
 
-    /// Runs `job` in a tile of a [`Simd::integer_height`], like [`Vectors::in_tile`].
+    /// Runs `job` like [`Vectors::in_tile`], for a height that [`Simd::integer_height`] returned.
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output;
 
-    /// Prepares the tile registers of products in tiles of `height` rows, if there are any.
+    /// Prepares any tile registers that products in tiles of `height` rows use.
     #[inline(always)]
     fn begin_tiles(self, _height: usize) {}
 
-    /// Frees the tile registers that [`Simd::begin_tiles`] prepared.
+    /// Frees any tile registers that [`Simd::begin_tiles`] prepared.
     #[inline(always)]
     fn end_tiles(self, _height: usize) {}
 
@@ -100,9 +100,9 @@ pub(crate) trait Simd: Vectors<Real = f32> {
     fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]);
     /// Computes the sums over 32 inputs of `(w - offset) · x` for each row and panel.
     ///
-    /// `w` are the panel's bytes, and `x` are the row's integers. The offset is 128 for bytes
-    /// from 1 to 255, or [`SMALL_OFFSET`](super::SMALL_OFFSET) for bytes below 64. Four
-    /// products of the latter fit into 16 bits.
+    /// `w` is a byte of the panel, and `x` is an integer of the row. The offset is 128 for bytes from 1 to
+    /// 255, or [`SMALL_OFFSET`](super::SMALL_OFFSET) for bytes below 64. The sum of four products with the
+    /// latter fits into 16 bits.
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
@@ -121,7 +121,7 @@ pub(crate) trait Simd: Vectors<Real = f32> {
             }
         }
     }
-    /// Computes the sums of the products of all groups for each row and panel.
+    /// Computes the scaled sums of products over all groups, for each row and panel.
     ///
     /// Each group's sum is multiplied by the scales of the outputs, and then by the row's scale.
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -168,7 +168,7 @@ pub(crate) trait Job {
     type Output;
     /// Whether the job multiplies bytes.
     ///
-    /// Other jobs are compiled once for processors that differ in these products only.
+    /// Other jobs are compiled once for all processors that differ only in these products.
     #[allow(dead_code, reason = "unused unless an instruction set can multiply bytes in two ways")]
     const MULTIPLIES_BYTES: bool = false;
     /// Whether the job multiplies f32 weights.

@@ -207,7 +207,8 @@ mod tests {
                 } else if expected.is_infinite() {
                     assert_eq!(f64::from(result), expected, "{set:?}: gelu({x})");
                 } else {
-                    // Relative to x, because near -5 the definition itself loses digits in 1 + tanh.
+                    // The tolerance is relative to x, because near -5 the definition itself loses digits in 1
+                    // + tanh.
                     let tolerance = 4.0 * f64::from(f32::EPSILON) * wide.abs().max(1e-30);
                     assert!(
                         (f64::from(result) - expected).abs() <= tolerance,

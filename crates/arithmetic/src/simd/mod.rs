@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 /// Runs a job in a tile of the given height.
 ///
-/// Each arm lists a height and the number of panels that fill the registers. The last arm gives height and
-/// panels for all other heights.
+/// Each arm lists a height and the number of panels that fill the registers. The last arm lists the height
+/// and the number of panels for all other heights.
 macro_rules! tiles {
     ($simd:ident, $height:ident, $job:ident: $($rows:tt => $panels:tt),+; else $most:expr => $fewest:tt) => {
         match $height {
@@ -90,7 +90,7 @@ macro_rules! instruction_sets {
                 }
             }
 
-            /// Runs `job` with these instructions, in the floating-point mode of IEEE 754.
+            /// Runs `job` with these instructions, in the default IEEE 754 floating-point mode.
             pub(crate) fn run<J: Job>(self, job: J) -> J::Output {
                 rounded_to_nearest(|| match self {
                     $($(#[$compiled])? Self::$variant(simd) => simd.run(job),)+
@@ -137,7 +137,7 @@ impl InstructionSet {
         *CHOSEN.get_or_init(|| Self::available().pop().unwrap_or(Self::COMPILED_FOR))
     }
 
-    /// Makes [`InstructionSet::detected`] return this one, and returns whether that succeeded.
+    /// Makes [`InstructionSet::detected`] return this instruction set; returns false if it is too late.
     pub(crate) fn choose(self) -> bool {
         *CHOSEN.get_or_init(|| self) == self
     }

@@ -61,7 +61,7 @@ mod x86 {
 
     #[inline(always)]
     pub(in crate::simd) fn set_control(control: Control) {
-        // SAFETY: the instruction reads the four bytes that the pointer refers to. Their value comes from the
+        // SAFETY: the instruction reads the four bytes that the pointer refers to. The value comes from the
         // register, except for bits that select among valid modes.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack, preserves_flags)) };
     }
@@ -80,8 +80,9 @@ mod arm {
 
     /// Bits to clear: FIZ, AH, FZ16, RMode, FZ, DN and AHP.
     ///
-    /// FIZ, FZ16 and FZ replace denormal numbers with zeros, and AH changes other rules for them. RMode is the
-    /// rounding direction. DN replaces every NaN with the default NaN, and AHP selects a different f16 format.
+    /// FIZ, FZ16 and FZ replace denormal numbers with zeros, and AH changes other rules for them. RMode is
+    /// the rounding direction. DN replaces every NaN with the default NaN, and AHP selects a different f16
+    /// format.
     pub(in crate::simd) const CHANGED: Control = 0b11 | 1 << 19 | 0b11 << 22 | 1 << 24 | 1 << 25 | 1 << 26;
 
     #[inline(always)]

@@ -356,7 +356,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 // SAFETY: `self` proves NEON. A quarter has 16 bytes, and the load needs no alignment.
                 std::array::from_fn(|quarter| unsafe {
                     let bytes = vld1q_u8(quarters[quarter].as_ptr());
-                    // Subtracting the offset, whichever it is, gives signed bytes.
+                    // Subtracting either offset gives signed bytes.
                     vreinterpretq_s8_u8(vsubq_u8(bytes, vdupq_n_u8(offset)))
                 })
             });

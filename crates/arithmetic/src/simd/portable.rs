@@ -10,7 +10,7 @@ use super::vectors::{
     BYTE_LINES, ByteGroup, ByteLines, LANES, QuantQuad, TileJob, Vectors, Work, unpack_quad,
 };
 
-/// Whether every processor of the compilation target has a fused multiply-add instruction.
+/// Whether every processor that the target supports has a fused multiply-add instruction.
 ///
 /// Without one, the `mul_add` of f32 is a library call, and [`fused::multiply_add`] is faster.
 const HAS_FUSED: bool = cfg!(any(

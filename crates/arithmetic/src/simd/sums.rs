@@ -1,4 +1,4 @@
-//! Floating-point matrix kernel: multiplies a tile of rows by panels of sixteen columns in registers.
+//! Floating-point matrix kernel: multiplies a tile of rows by panels of sixteen columns.
 //!
 //! Packed weights, attention and training all use it. They differ in the layout of rows and lines, in the
 //! depth of a tile, and in the use of its sums. Each sum is one chain of additions in step order, whatever
@@ -6,18 +6,18 @@
 
 use super::vectors::{LANES, Line, Number, Vectors};
 
-/// Row values of a tile, step by step along the depth.
+/// Rows of a tile, with one value per row at each step along the depth.
 pub(crate) trait Rows<R, const ROWS: usize> {
     fn steps(&self) -> usize;
 
     fn value(&self, step: usize, row: usize) -> R;
 }
 
-/// Rows interleaved step by step.
+/// Rows stored interleaved: all rows' values for one step, then the next step.
 pub(crate) struct Interleaved<'a, R, const ROWS: usize>(&'a [[R; ROWS]]);
 
 impl<'a, R, const ROWS: usize> Interleaved<'a, R, ROWS> {
-    /// Wraps the values of `steps` steps.
+    /// Wraps interleaved values, starting with the first, for `steps` steps.
     #[inline(always)]
     pub(crate) fn new(values: &'a [R], steps: usize) -> Self {
         Self(&values.as_chunks().0[..steps])
@@ -129,7 +129,7 @@ where
 
 /// Stores the sums of a tile in memory.
 ///
-/// Registers cannot be indexed by a number known only at run time.
+/// Registers cannot be indexed by a number that is known only at run time, but memory can.
 #[inline(always)]
 pub(crate) fn stored<V: Vectors, const ROWS: usize, const PANELS: usize>(
     v: V,

@@ -150,7 +150,7 @@ fn multiply_add_rounds_once() {
     let near = |random: &mut RandomStream, exponent: u32| {
         let bits = random.seed() as u32;
         let exponent = (exponent + bits % 61).min(254);
-        // Few digits produce ties.
+        // Numbers with few significant digits produce ties.
         let digits = [0x7f_ffff, 0x7f_f000, 0x7f_0000][(bits >> 8) as usize % 3];
         f32::from_bits(exponent << 23 | bits & digits | bits & 1 << 31)
     };
@@ -160,7 +160,7 @@ fn multiply_add_rounds_once() {
             std::array::from_fn(|_| any(&mut random)),
             std::array::from_fn(|_| any(&mut random)),
         );
-        // The last exponents are around the smallest numbers, 2^-149 to 2^-89.
+        // The last pair of exponents is near the smallest numbers, 2^-149 to 2^-89.
         let (factor_exponent, addend_exponent) = [(97, 67), (127, 127), (64, 1), (40, 0)][round % 4];
         assert_rounded_once(
             std::array::from_fn(|_| near(&mut random, factor_exponent)),
@@ -269,7 +269,7 @@ fn results_do_not_depend_on_the_thread_mode() {
         let after = mode::control();
         mode::set_control(own);
         assert_eq!(found, expected, "{instructions:?}");
-        // Only the exception bits may differ.
+        // Only exception bits may differ.
         assert_eq!(after & mode::CHANGED, changed, "{instructions:?}");
         assert!(mode::CHANGED == 0 || changed != own & mode::CHANGED);
     }
@@ -428,7 +428,7 @@ impl Job for AcrossLanes {
 
 #[test]
 fn reductions_cover_every_lane() {
-    // Integers give an exact sum in any order.
+    // Sums of integers are exact in any order.
     let lanes: [f32; LANES] = std::array::from_fn(|lane| (lane * lane) as f32 - 300.0);
     for shift in 0..LANES {
         let mut values = lanes;

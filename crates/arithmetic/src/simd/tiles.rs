@@ -1,8 +1,8 @@
-//! AMX: products of bytes in tile registers, and a scalar model of the instructions that they use.
+//! AMX: byte products in tile registers, and a scalar model of the instructions that they use.
 //!
-//! A tile is a register of up to 16 rows of 64 bytes. One instruction multiplies the integers of 16 rows of
-//! activations by a group of weights of 16 outputs: [`ByteLines`] are already in the order that it reads.
-//! Sums of integers are exact, so the results are those of every other instruction set.
+//! A tile is a register of up to 16 rows of 64 bytes. One instruction multiplies 16 rows of activations by
+//! the weights for 16 outputs, over one group of inputs. [`ByteLines`] already have the byte order that the
+//! instruction reads. Integer sums are exact, so the results are the same as on every other instruction set.
 
 #![expect(unsafe_code, reason = "only inline assembly can use tiles in stable Rust")]
 
@@ -11,20 +11,22 @@ use std::sync::OnceLock;
 
 use super::vectors::{BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Line, pack_quad};
 
-/// Rows of activations in a tile.
+/// Number of activation rows in a tile.
 pub(crate) const TILE_ROWS: usize = 16;
-/// Tile of activations, tile of weights, and tile of their sums.
+/// Index of the tile that holds activations.
 const ACTIVATIONS: usize = 0;
+/// Index of the tile that holds weights.
 const WEIGHTS: usize = 1;
+/// Index of the tile that accumulates sums.
 const SUMS: usize = 2;
 
-/// Sums of the products of each row with each output.
+/// Sums of products, one for each row and output.
 pub(crate) type TileSums = [Line<[i32; LANES]>; TILE_ROWS];
 
-/// Sums that are all zero.
+/// All-zero sums.
 const NO_SUMS: TileSums = [Line([0; LANES]); TILE_ROWS];
 
-/// Operand of `ldtilecfg`: the rows of each tile, and the bytes in a row.
+/// Operand of `ldtilecfg`: the number of rows of each tile, and the number of bytes per row.
 #[repr(C, align(64))]
 struct TileConfig {
     palette: u8,
@@ -44,34 +46,34 @@ static CONFIG: TileConfig = {
     config
 };
 
-/// Ways in which processors with AVX-512 multiply bytes.
+/// Instructions that an AVX-512 processor uses to multiply bytes.
 pub(crate) trait ByteProducts: Copy {
     /// Whether the processor has VNNI.
     const HAS_VNNI: bool;
     /// Whether products of many rows are computed in tiles.
     const HAS_TILES: bool = false;
 
-    /// Returns proof that the processor can multiply bytes in this way.
+    /// Returns proof that the processor supports these instructions.
     fn detect() -> Option<Self>;
 
-    /// Sets the sizes of this thread's tiles, which products need.
+    /// Sets the sizes of this thread's tiles, as required before any product.
     #[inline(always)]
     fn configure(self) {}
 
-    /// Frees this thread's tiles, so that switching threads does not save them.
+    /// Frees this thread's tiles, so that context switches do not save them.
     #[inline(always)]
     fn release(self) {}
 
     /// Computes the sums of `w · x` over 32 inputs for each row and output, in tiles.
     ///
-    /// `w` are the weights with their offset, and `x` are the row's integers.
+    /// `w` is a weight with its offset, and `x` is one of the row's integers.
     #[inline(always)]
     fn multiply(self, _: &[ByteGroup; TILE_ROWS], _: &ByteLines) -> TileSums {
         NO_SUMS
     }
 }
 
-/// Products in pairs of 16 bits.
+/// Byte products without VNNI: two products are added in 16 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pairs;
 
@@ -95,23 +97,23 @@ impl ByteProducts for Vnni {
     }
 }
 
-/// Proof that the processor has VNNI and AMX for bytes, and that the system permits tiles.
+/// Proof that the processor supports VNNI and AMX-INT8, and that this process may use tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Amx(());
 
 /// State of AMX on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Availability {
-    /// The processor lacks AMX for bytes.
+    /// The processor does not support AMX-INT8.
     Absent,
-    /// The system does not let this process use it.
+    /// The system does not let this process use AMX, or a test product was wrong.
     Refused,
-    /// Products are computed in tiles.
+    /// This process can use AMX.
     Usable(Amx),
 }
 
 impl Availability {
-    /// Asks the processor, and then the system, once per process.
+    /// Queries the processor and then the system, once per process.
     pub(crate) fn detect() -> Self {
         static FOUND: OnceLock<Availability> = OnceLock::new();
         *FOUND.get_or_init(|| {
@@ -121,14 +123,14 @@ impl Availability {
             if !is_permitted() {
                 return Self::Refused;
             }
-            // Few machines run the tests on tiles, so each process compares one product with the model.
+            // Few test machines have tiles, so each process compares one product with the model.
             let amx = Amx(());
             if computes_like_model(amx, &mixed_operands()) { Self::Usable(amx) } else { Self::Refused }
         })
     }
 }
 
-/// Whether the processor reports tiles and their products of bytes.
+/// Whether the processor reports support for tiles and for byte products in tiles.
 fn has_byte_tiles() -> bool {
     const BYTE_PRODUCTS: u32 = 1 << 25;
     const TILE_REGISTERS: u32 = 1 << 24;
@@ -139,23 +141,24 @@ fn has_byte_tiles() -> bool {
     features & BYTE_PRODUCTS != 0 && features & TILE_REGISTERS != 0
 }
 
-/// Whether the system saves tiles for this process, after asking it to.
+/// Whether the system grants this process permission to use tiles, which this function requests.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
-    /// `ARCH_REQ_XCOMP_PERM` and `XFEATURE_XTILEDATA` of Linux.
+    /// Linux constant `ARCH_REQ_XCOMP_PERM`.
     const REQUEST_PERMISSION: libc::c_long = 0x1023;
+    /// Linux constant `XFEATURE_XTILEDATA`.
     const TILE_DATA: libc::c_long = 18;
     // SAFETY: the call passes two integers and changes nothing but the permission.
     unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 }
 }
 
-/// Other systems are not asked.
+/// Returns false, because permission is requested only on Linux.
 #[cfg(not(target_os = "linux"))]
 fn is_permitted() -> bool {
     false
 }
 
-/// Returns bytes without a pattern.
+/// Returns operands whose bytes follow no simple pattern.
 fn mixed_operands() -> ([ByteGroup; TILE_ROWS], ByteLines) {
     let mut rows = [ByteGroup::default(); TILE_ROWS];
     let mut weights: ByteLines = [[0; BYTE_INPUTS * LANES]; BYTE_LINES];
@@ -171,7 +174,7 @@ fn mixed_operands() -> ([ByteGroup; TILE_ROWS], ByteLines) {
     (rows, weights)
 }
 
-/// Compares one product with that of [`Model`].
+/// Whether `tiles` and [`Model`] compute the same product of these operands.
 fn computes_like_model<T: ByteProducts>(
     tiles: T,
     (rows, weights): &([ByteGroup; TILE_ROWS], ByteLines),
@@ -241,7 +244,7 @@ impl ByteProducts for Amx {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Model;
 
-/// Contents of a tile in the model.
+/// Tile in the model.
 struct ModelTile {
     rows: usize,
     row_bytes: usize,
@@ -249,13 +252,13 @@ struct ModelTile {
 }
 
 impl ModelTile {
-    /// Models `tilezero`: the tile has the size that the configuration gives it.
+    /// Models `tilezero`: returns an all-zero tile of the configured size.
     fn zero(tile: usize) -> Self {
         let (rows, row_bytes) = (usize::from(CONFIG.rows[tile]), usize::from(CONFIG.row_bytes[tile]));
         Self { rows, row_bytes, bytes: [[0; 64]; 16] }
     }
 
-    /// Models `tileloadd` of rows that `row` returns.
+    /// Models `tileloadd`: loads a tile from the rows that `row` returns.
     fn load<'a>(tile: usize, row: impl Fn(usize) -> &'a [u8]) -> Self {
         let mut loaded = Self::zero(tile);
         for index in 0..loaded.rows {
@@ -264,7 +267,7 @@ impl ModelTile {
         loaded
     }
 
-    /// Returns four bytes of a row.
+    /// Returns the four bytes of a row at a four-byte column.
     fn quad(&self, row: usize, column: usize) -> [u8; 4] {
         self.bytes[row].as_chunks().0[column]
     }
@@ -307,7 +310,7 @@ impl ByteProducts for Model {
 
     fn multiply(self, rows: &[ByteGroup; TILE_ROWS], weights: &ByteLines) -> TileSums {
         #[cfg(test)]
-        assert!(tests::IS_CONFIGURED.get(), "tiles are multiplied before they are configured");
+        assert!(tests::IS_CONFIGURED.get(), "tiles must be configured before they are multiplied");
         let bytes = rows.map(|row| row.quants.map(i32::to_le_bytes));
         let a = ModelTile::load(ACTIVATIONS, |row| bytes[row].as_flattened());
         let b = ModelTile::load(WEIGHTS, |line| &weights[line]);
@@ -326,11 +329,11 @@ mod tests {
     use crate::simd::unpack_quad;
 
     thread_local! {
-        /// Whether this thread configured its tiles in the model.
+        /// Whether this thread has configured tiles in the model.
         pub(super) static IS_CONFIGURED: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Returns bytes at their limits and in between, which differ in every row, column and input.
+    /// Returns operands that vary by row, column and input and include the smallest and largest bytes.
     #[expect(clippy::cast_possible_truncation, reason = "remainders of 255 and 256 are bytes")]
     fn operands() -> ([ByteGroup; TILE_ROWS], ByteLines) {
         let mut rows = [ByteGroup::default(); TILE_ROWS];
@@ -366,7 +369,7 @@ mod tests {
         }
     }
 
-    /// Compares the processor with the model where it has tiles; elsewhere only the model runs.
+    /// Compares the processor's tiles with the model; without tiles, only the model runs.
     #[test]
     fn the_processor_computes_like_the_model() {
         assert!(computes_like_model(Model, &operands()));

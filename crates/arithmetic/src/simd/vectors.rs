@@ -20,10 +20,10 @@ pub(crate) const BYTE_INPUTS: usize = 4;
 pub(crate) const BYTE_LINES: usize = GROUP / BYTE_INPUTS;
 /// Offset that turns small integers, from -32 to 31, into unsigned bytes.
 pub(crate) const SMALL_OFFSET: u8 = 32;
-/// Bytes of a panel's group of inputs: lines of four inputs, lane by lane.
+/// Bytes for one group of inputs in a panel: lines of four inputs, lane by lane.
 pub(crate) type ByteLines = [[u8; BYTE_INPUTS * LANES]; BYTE_LINES];
 
-/// A panel's group of inputs as 16-bit integers, with their scales.
+/// Weights of one group of inputs in a panel, as 16-bit integers with scales.
 ///
 /// Each line has two inputs, lane by lane: the first and third of four inputs, or the second and fourth.
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -85,14 +85,14 @@ pub(crate) fn unpack_quad(quad: QuantQuad) -> [i32; BYTE_INPUTS] {
 pub(crate) struct ByteGroup {
     /// Integers, four in each element.
     pub(crate) quants: [QuantQuad; BYTE_LINES],
-    /// Initial value of sums over weights offset by 128: -128 times the sum of the integers.
+    /// Initial value for sums over weights with an offset of 128: -128 times the sum of the integers.
     pub(crate) start: i32,
     /// Scale of the integers; NaN if any value is not finite.
     pub(crate) scale: f32,
 }
 
 impl ByteGroup {
-    /// Returns the initial value of sums over weights offset by `offset`, a power of two.
+    /// Returns the initial value for sums over weights with the given offset, a power of two.
     #[inline(always)]
     pub(crate) fn start(&self, offset: u8) -> i32 {
         self.start / i32::from(128 / offset)
@@ -108,7 +108,7 @@ impl Default for ByteGroup {
 
 /// Number type of computations: f32, or f64 for gradient checks.
 ///
-/// [`Float`](crate::Float) has the computations.
+/// [`Float`](crate::Float) provides the computations.
 pub trait Number:
     Copy
     + Default
@@ -226,7 +226,7 @@ pub(crate) trait Vectors: Copy {
     ///
     /// Results in f32 are rounded once, except on WebAssembly in jobs that multiply f32 weights.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
-    /// Returns `count` but may hide its value, because unrolling a loop could need too many registers.
+    /// Returns `count`, possibly hidden from the compiler, which could otherwise unroll a loop too far.
     #[inline(always)]
     fn unknown(self, count: usize) -> usize {
         count
@@ -248,7 +248,7 @@ pub(crate) trait Vectors: Copy {
 
     /// Runs `work` in a separate function, compiled once for all call sites.
     ///
-    /// Large kernels with several callers use it.
+    /// Use it for large kernels with several callers.
     fn call<W: Work<Self::Real>>(self, work: W) -> W::Output;
 
     /// Transposes a 16 by 16 block of values from sixteen rows, starting at column `first`.

@@ -30,7 +30,7 @@ const REGISTER_BYTES: usize = 16;
 
 /// Constant 1.5 · 2^23; adding it to a small integer in f32 leaves that integer in the low bits.
 ///
-/// A unit in its last place is one, and the integers are in two's complement.
+/// One unit in the last place of this constant is 1, and the integers are in two's complement.
 const INTEGERS_IN_LOW_BITS: f32 = 12_582_912.0;
 
 /// Instruction set, supported wherever a module compiled with this file loads.
@@ -73,7 +73,7 @@ fn widened(x: v128) -> [v128; 2] {
     [f64x2_promote_low_f32x4(x), f64x2_promote_low_f32x4(i32x4_shuffle::<2, 3, 2, 3>(x, x))]
 }
 
-/// Computes `a · b + c` by way of f64, as in [`fused`].
+/// Computes `a · b + c` through f64, as in [`fused`].
 #[inline(always)]
 fn multiply_add(a: Floats, b: Floats, c: Floats) -> Floats {
     let mut rounded = c;
@@ -152,7 +152,7 @@ fn join_bytes(integers: [v128; 4]) -> v128 {
 #[inline(always)]
 fn from_f16(bits: v128) -> [v128; 2] {
     let magnitude = v128_and(bits, i16x8_splat(0x7fff));
-    // If all five bits of the exponent are set, all eight must be.
+    // If all five exponent bits of an f16 are set, all eight exponent bits of the f32 must be set.
     let is_not_finite = i16x8_gt(magnitude, i16x8_splat(0x7bff));
     let high = v128_and(i16x8_shr(bits, 3), i16x8_splat(0x8fff_u16.cast_signed()));
     let high = v128_or(high, v128_and(is_not_finite, i16x8_splat(0x7000)));
@@ -164,8 +164,8 @@ fn from_f16(bits: v128) -> [v128; 2] {
 
 /// Rounds four f32 to the nearest f16 (ties to even), stored in the low bits of each lane.
 ///
-/// Adding a power of two that is 2^13 times the value's own power of two rounds the value to
-/// eleven bits and leaves them lowest.
+/// Adding a power of two that is 2^13 times the value's own power of two rounds the value to eleven bits and
+/// leaves these bits lowest.
 #[inline(always)]
 fn to_f16(values: v128) -> v128 {
     let twice = i32x4_shl(values, 1);

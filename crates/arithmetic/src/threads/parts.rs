@@ -45,7 +45,7 @@ impl<'a, T> Part<'a, T> {
         let needed = if rows == 0 { 0 } else { (rows - 1) * row_len + columns };
         assert!(
             columns <= row_len && needed <= output.len(),
-            "{rows} rows of {columns} columns do not fit in the output"
+            "{rows} rows and {columns} columns do not fit in the output"
         );
         Self {
             first_row: 0,
@@ -182,12 +182,12 @@ pub(crate) fn computed_together<T: Copy + Default + Send>(
 pub(crate) struct Output<'a, T> {
     values: &'a mut [MaybeUninit<T>],
     row_len: usize,
-    /// Number of columns that hold values; later columns are cleared before they are computed.
+    /// Number of leading columns that hold values; the others are cleared before they are computed.
     written: usize,
 }
 
 impl<'a, T: Copy + Default + Send> Output<'a, T> {
-    /// Wraps rows of `row_len` values that results overwrite if `is_fresh`, or else are added to.
+    /// Wraps rows of `row_len` values; results overwrite them if `is_fresh`, or else are added to them.
     pub(crate) fn of(values: &'a mut [T], row_len: usize, is_fresh: bool) -> Self {
         let (start, len) = (values.as_mut_ptr().cast(), values.len());
         // SAFETY: the memory is the same, it stays borrowed, and only initialized values are written to it.
@@ -237,7 +237,7 @@ impl<'a, T: Copy + Default + Send> Output<'a, T> {
         );
         assert!(
             parts.row_len == self.row_len,
-            "parts of rows of {} values, but the output has rows of {}",
+            "the parts expect rows of {} values, but the output has rows of {} values",
             parts.row_len,
             self.row_len
         );
@@ -257,7 +257,7 @@ pub(crate) fn for_each_part<T: Send>(output: &mut [T], parts: Parts, work: impl 
     for_each_part_in(output, parts, 0..parts.row_len, work);
 }
 
-/// Calls `work` on every part of a range of columns; parts do not include the other columns.
+/// Calls `work` on every part of a range of columns, without the other columns.
 fn for_each_part_in<T: Send>(
     output: &mut [T],
     parts: Parts,

@@ -11,17 +11,17 @@
 //! caller's thread alone, so waits cannot form a cycle.
 //!
 //! # Waiting
-//! Threads stay awake between the regions of a job, because waking up is slow on a busy core. There, a thread
-//! must wait until another process's time slice ends, even if that process has the lowest priority. That takes
-//! milliseconds, longer than most regions. A waiting thread therefore spins first. If the wait outlasts the
-//! usual gap, the awaited thread was probably preempted and may need this very core, so the waiting thread
-//! yields between checks. A worker waits no longer than it has worked, then sleeps ([`WaitBudget`]), so idle
-//! threads cost nothing. Only large regions wake sleeping threads.
+//! Threads stay awake between the regions of a job, because waking up is slow on a busy core. A woken thread
+//! must wait there until another process's time slice ends, even if that process has the lowest priority.
+//! That takes milliseconds, longer than most regions. A waiting thread therefore spins first. If the wait
+//! outlasts the usual gap, the awaited thread was probably preempted and may need this very core, so the
+//! waiting thread yields between checks. A worker waits no longer than it has worked, then sleeps
+//! ([`WaitBudget`]), so idle threads cost nothing. Only large regions wake sleeping threads.
 //!
 //! # Forks
-//! A forked process has none of its parent's threads, and its copy of a lock may stay locked forever. It
-//! leaves the inherited pool untouched and starts its own. Atomics select the pool, because a fork cannot
-//! leave them half written.
+//! A forked process has none of its parent's threads, and its copy of a lock may stay locked forever. The
+//! process therefore leaves the inherited pool untouched and starts its own. Atomics select the pool, because
+//! a fork cannot leave them half written.
 
 #![expect(unsafe_code, reason = "long-lived threads borrow the work of a short-lived region")]
 
@@ -35,10 +35,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, LocalKey, available_parallelism, panicking, yield_now};
 use std::time::{Duration, Instant};
 
-/// Time that a waiting thread spins before it yields its core: longer than most gaps between regions.
+/// Time that a waiting thread spins before it yields: longer than most gaps between regions.
 ///
-/// A longer time costs speed when processes of equal priority compete for the cores, a shorter
-/// one when low-priority processes do.
+/// A longer time costs speed when processes of equal priority compete for the cores. A shorter time costs
+/// speed when processes of lower priority compete for them.
 const SPIN_TIME: Duration = Duration::from_micros(200);
 /// Spin time if threads outnumber cores; the awaited thread may then need this core.
 const CROWDED_SPIN_TIME: Duration = Duration::from_micros(20);
@@ -46,7 +46,7 @@ const CROWDED_SPIN_TIME: Duration = Duration::from_micros(20);
 const SHORTEST_WAIT: Duration = Duration::from_micros(100);
 /// Maximum time that an idle thread waits before it sleeps: longer than a scheduler time slice.
 ///
-/// The caller may be preempted for one time slice.
+/// A caller may be preempted for one time slice between regions.
 const LONGEST_WAIT: Duration = Duration::from_millis(10);
 /// Number of checks that a spinning thread makes between clock reads.
 const CHECKS_PER_TIME: usize = 64;
@@ -74,7 +74,7 @@ thread_local! {
 static REGIONS: AtomicUsize = AtomicUsize::new(0);
 /// Number of threads; 0 until it is fixed.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
-/// Pool of this process or of the one it was forked from; null before the first region.
+/// Pool of this process, or of its parent after a fork; null before the first region.
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
 /// Number of forks between the process that started the first pool and this process.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
@@ -189,7 +189,7 @@ fn wait_until(is_ready: impl Fn() -> bool, spin_time: Duration, limit: Duration)
     }
 }
 
-/// Time that a thread may stay awake waiting: as long as it has worked, up to [`LONGEST_WAIT`].
+/// Time that a thread may wait before it sleeps: as long as it has worked, up to [`LONGEST_WAIT`].
 ///
 /// A job's threads spend no more time waiting than working, and stop waiting soon after the job ends.
 #[derive(Default)]
@@ -204,7 +204,7 @@ impl WaitBudget {
         self.0 = self.0.saturating_sub(waited);
     }
 
-    /// Longest wait before the thread sleeps.
+    /// Maximum time that the thread waits before it sleeps.
     fn limit(&self) -> Duration {
         self.0.max(SHORTEST_WAIT)
     }
@@ -218,8 +218,8 @@ struct Pool {
     spin_time: Duration,
     /// Number of threads waiting for `published`.
     ///
-    /// A thread first adds itself and then checks the generation. A publisher first changes the generation and
-    /// then checks this number. At least one of them therefore notices the other.
+    /// A thread first adds itself and then checks the generation. A publisher first changes the generation
+    /// and then checks this number. At least one of them therefore notices the other.
     sleeping: AtomicUsize,
     /// Lock held from incrementing `sleeping` until the thread waits, and while signaling.
     falling_asleep: Mutex<()>,
@@ -229,12 +229,12 @@ struct Pool {
     forks: usize,
 }
 
-/// State shared by the threads of one task.
+/// State shared by the threads that work on one task.
 #[repr(align(64))]
 struct Slot {
     /// Number of indices taken from each thread's share, starting with the caller's.
     shares: Box<[Padded]>,
-    /// Number of indices of the published task; 0 if there is none.
+    /// Number of indices in the published task; 0 if there is none.
     count: AtomicUsize,
     /// Published task while [`OPEN`] is set.
     task: UnsafeCell<Option<Task>>,
@@ -242,9 +242,9 @@ struct Slot {
     state: AtomicUsize,
 }
 
-/// Flag of a slot that a caller owns.
+/// Flag for a slot that a caller owns.
 const CLAIMED: usize = 1 << (usize::BITS - 1);
-/// Flag of a slot whose task threads may join.
+/// Flag for a slot whose task other threads may join.
 const OPEN: usize = CLAIMED >> 1;
 /// Mask of the bits that count threads.
 const JOINED: usize = OPEN - 1;
@@ -398,13 +398,13 @@ impl Pool {
         }
     }
 
-    /// Joins a task that has work left.
+    /// Joins any task that still has work left.
     fn join_task(&self) -> Option<(&Slot, Task)> {
         let joined = |slot: &'_ Slot| slot.has_work().then(|| slot.join()).flatten();
         self.slots.iter().find_map(|slot| Some((slot, joined(slot)?)))
     }
 
-    /// Waits for a generation other than `seen`, and goes to sleep after `limit`.
+    /// Waits until the generation differs from `seen`; goes to sleep after `limit`.
     fn wait_for_task_after(&self, seen: usize, limit: Duration) {
         let is_published = || self.generation.0.load(Ordering::Acquire) != seen;
         if wait_until(is_published, self.spin_time, limit) {
@@ -472,7 +472,7 @@ impl Slot {
         count * share / self.shares.len()..count * (share + 1) / self.shares.len()
     }
 
-    /// Whether any index appears to be left.
+    /// Whether any indices appear to be left.
     fn has_work(&self) -> bool {
         let count = self.count.load(Ordering::Acquire);
         let is_left =
@@ -609,7 +609,7 @@ mod tests {
         }
     }
 
-    /// Returns the number of calls per index in one region.
+    /// Runs one region and returns how many times each index was called.
     fn calls(pool: &Pool, count: usize) -> Vec<usize> {
         let calls: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
         pool.run(count, &|index| {

@@ -65,7 +65,7 @@ pub(super) fn adamw<T: Real>(
     let lens = [gradient.len(), mean.len(), square.len()];
     assert!(
         lens == [parameter.len(); 3],
-        "gradient and means of {lens:?} values for a parameter of {} values",
+        "the gradient and the two means have {lens:?} values, but the parameter has {}",
         parameter.len()
     );
     let means = mean.chunks_mut(BLOCK).zip(square.chunks_mut(BLOCK));
@@ -123,7 +123,7 @@ struct Squares<'a, T>(&'a [T]);
 impl<T: Number> Work<T> for Squares<'_, T> {
     type Output = f64;
 
-    /// Sums in f64; the compiler vectorizes the loop.
+    /// Sums the squares in f64; the compiler vectorizes the loop.
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, _: V) -> f64 {
         const PARTS: usize = 32;

@@ -1,4 +1,4 @@
-//! Attention over a batch of sequences in all heads, with dropout on the weights, and its gradients.
+//! Multi-head attention over a batch of sequences, with dropout on the weights, and its gradients.
 //!
 //! Works head by head in blocks of queries, so that the full `(B, H, T, S)` scores never exist. Keys that no
 //! query in a block sees are not read. The backward pass recomputes the weights from queries and keys, as in
@@ -24,7 +24,7 @@ const QUERY_BLOCK: usize = 48;
 pub struct AddedScores<'a, T> {
     /// Values, starting with the first one.
     pub values: &'a [T],
-    /// Distances between sequences, heads and queries; 0 if all share the same values.
+    /// Distances between sequences, heads and queries, in values; 0 if they share the same values.
     pub strides: [usize; 3],
 }
 
@@ -67,7 +67,7 @@ pub struct Attention<'a, T> {
     pub dropout: Option<Dropout>,
 }
 
-/// Location of queries, keys or values: an array, and an index among a token's `count` rows.
+/// Location of the queries, keys or values: an array, and an index among each token's `count` rows.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     array: usize,
@@ -88,7 +88,7 @@ fn places(arrays: usize) -> [Place; 3] {
 }
 
 impl<'a, T: Number> Attention<'a, T> {
-    /// Returns a head's width and the number per sequence, for queries, keys and values.
+    /// Returns the head width and the number of tokens per sequence, for queries, keys and values.
     fn sizes(&self) -> [(usize, usize); 3] {
         let Self { queries, keys, head_dim, value_dim, .. } = *self;
         [(head_dim, queries), (head_dim, keys), (value_dim, keys)]
@@ -102,19 +102,23 @@ impl<'a, T: Number> Attention<'a, T> {
             let found = qkv[place.array].len();
             assert!(
                 found == expected,
-                "expected {expected} values of queries, keys or values, found {found}"
+                "expected {expected} elements in an array of queries, keys or values, found {found}"
             );
         }
         assert!(scale > 0.0 && scale.is_finite(), "expected a finite scale greater than 0, found {scale}");
-        assert!(visible.len() == queries, "{} ranges of visible keys for {queries} queries", visible.len());
+        assert!(
+            visible.len() == queries,
+            "expected one range of visible keys for each of {queries} queries, found {}",
+            visible.len()
+        );
         assert!(
             visible.iter().all(|seen| !seen.is_empty() && seen.end <= keys),
-            "a range of visible keys is empty, or ends beyond {keys} keys"
+            "a range of visible keys is empty or ends past the last of {keys} keys"
         );
         if let Some(AddedScores { values, strides }) = added {
             let last = |count: usize, stride: usize| count.saturating_sub(1) * stride;
             let last = last(batch, strides[0]) + last(heads, strides[1]) + last(queries, strides[2]);
-            assert!(last + keys <= values.len(), "too few added scores: {} values", values.len());
+            assert!(last + keys <= values.len(), "too few added scores: found only {} values", values.len());
         }
         batch * queries * heads * value_dim
     }
@@ -172,7 +176,7 @@ pub(super) fn forward<T: Real>(qkv: &[&[T]], attention: Attention<'_, T>) -> Vec
     if len == 0 {
         return Vec::new();
     }
-    // A part consists of the columns of a head in the rows of a sequence.
+    // A part consists of one head's columns in one sequence's rows.
     let Attention { queries, heads, value_dim, .. } = attention;
     let parts = Parts { row_len: heads * value_dim, rows: queries, columns: value_dim };
     computed_in_parts(len, parts, |mut part| {
@@ -183,7 +187,11 @@ pub(super) fn forward<T: Real>(qkv: &[&[T]], attention: Attention<'_, T>) -> Vec
 
 pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attention<'_, T>) -> Vec<Vec<T>> {
     let len = attention.output_len(qkv);
-    assert!(gradient.len() == len, "a gradient of {} values for an output of {len}", gradient.len());
+    assert!(
+        gradient.len() == len,
+        "the output gradient has {} values, but the output has {len}",
+        gradient.len()
+    );
     if len == 0 {
         return qkv.iter().map(|values| vec![T::ZERO; values.len()]).collect();
     }
@@ -191,7 +199,7 @@ pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attenti
     let mut outputs = Vec::with_capacity(qkv.len());
     for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(attention.sizes()) {
         if place.index == 0 {
-            // For each token, the array has one row for each kind it holds: query, key or
+            // For each token, the array has one row for each kind that it holds: query, key or
             // value.
             let parts = Parts { row_len: heads * width, rows: tokens * place.count, columns: width };
             outputs.push((qkv[place.array].len(), parts));
@@ -230,14 +238,14 @@ struct Head<'a, T> {
     values: Rows<'a, T>,
     key_count: usize,
     visible: &'a [Range<usize>],
-    /// Values added to the scores, and the distance from one query to the next.
+    /// Values added to the scores, and the distance between consecutive queries in them.
     added: Option<(&'a [T], usize)>,
     scale: T,
-    /// Dropout on the weights, and the stream of the first query.
+    /// Dropout on the weights, and the random stream of the first query.
     dropout: Option<(Dropout, usize)>,
 }
 
-/// Block of queries and the range of keys they see, starting at a panel boundary.
+/// Block of queries, and the range of keys that they see, extended to a panel boundary.
 #[derive(Clone, Copy)]
 struct Block {
     first: usize,
@@ -341,7 +349,7 @@ fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
     let (largest, scale) = (v.splat(v.largest(largest)), v.splat(scale));
     let mut sum = v.splat(zero);
     for scores in scores.chunks_mut(LANES) {
-        // Missing values in the last vector get no weight.
+        // Padding in the last vector gets zero weight.
         let weights = v.exp(v.mul(v.sub(v.load_first(scores, lowest), largest), scale));
         v.store_first(weights, scores);
         sum = v.add(sum, weights);
@@ -354,7 +362,7 @@ fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
 
 /// Scratch memory reused by the blocks of a head.
 struct Scratch<T> {
-    /// Distance from one query to the next.
+    /// Distance between consecutive queries, in values.
     stride: usize,
     weights: Vec<T>,
     /// Weights after dropout; empty without dropout.
@@ -397,7 +405,7 @@ struct Backward<'a, 'b, T> {
     output_stride: usize,
     /// Gradients of the arrays, initially zero.
     ///
-    /// For each token, an array has one row for each kind it holds: query, key or value.
+    /// For each token, an array has one row for each kind that it holds: query, key or value.
     gradients: &'a mut [Part<'b, T>],
 }
 
@@ -454,7 +462,7 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
     }
 }
 
-/// Returns the gradient rows of the queries, keys or values of `count` tokens.
+/// Returns the gradient rows for the queries, keys or values of `count` tokens.
 #[inline(always)]
 fn rows_of<'a, T>(gradients: &'a mut [Part<'_, T>], place: Place, first: usize, count: usize) -> Part<'a, T> {
     gradients[place.array].stepped(first * place.count + place.index, place.count, count)

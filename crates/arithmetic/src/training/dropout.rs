@@ -1,4 +1,4 @@
-//! Counter-based dropout: only the seed and a value's position decide whether it is kept.
+//! Counter-based dropout: the seed and a value's position determine whether the value is kept.
 //!
 //! Any thread can therefore sample any part of a mask. The backward pass samples the
 //! mask again, so no mask is stored.
@@ -11,13 +11,13 @@ use std::ops::Range;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, computed_in_parts};
 
-/// Samples per counter.
+/// Number of samples per counter.
 const WORDS: usize = 4;
 /// Samples per group of sixteen counters.
 const GROUP: usize = WORDS * LANES;
 /// Values per task, in whole groups.
 const BLOCK: usize = 128 * GROUP;
-/// Rounds of Philox.
+/// Number of Philox rounds.
 const ROUNDS: usize = 10;
 /// Multipliers for two words of a counter in each round.
 const FACTORS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
@@ -41,7 +41,7 @@ const STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 pub struct Dropout {
     /// Fraction of values that become zero, from 0 to 1.
     pub rate: f64,
-    /// Seed of the samples.
+    /// Seed for the samples.
     pub seed: u64,
 }
 
@@ -52,7 +52,7 @@ impl Dropout {
         if self.rate < 1.0 { 1.0 / (1.0 - self.rate) } else { 0.0 }
     }
 
-    /// Samples which values of a stream are kept, starting at position `first`.
+    /// Samples which values in a stream are kept, starting at position `first`.
     ///
     /// Each is kept with probability `1 - rate`, in steps of `2^-32`.
     pub fn sample(self, stream: u64, first: u64, kept: &mut [bool]) {
@@ -92,7 +92,7 @@ impl Dropout {
         limit
     }
 
-    /// Returns the samples of the group that contains `place`, and the range to use.
+    /// Returns the samples in the group that contains `place`, and the range of samples to use.
     ///
     /// The range covers `len` positions starting at `place`, up to the end of the group.
     #[inline(always)]
@@ -111,7 +111,7 @@ impl Dropout {
     }
 }
 
-/// Returns the samples of sixteen counters of a stream, starting at `first`.
+/// Returns a stream's samples for sixteen counters, starting at `first`.
 ///
 /// `first` must be a multiple of 16. The result has the first word of each counter,
 /// then the second of each, and so on.
@@ -138,7 +138,7 @@ fn philox(seed: u64, stream: u64, first: u64) -> [[u32; LANES]; WORDS] {
     words
 }
 
-/// Returns the low half and the high half.
+/// Splits a number into its low half and its high half.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "each half is 32 bits")]
 fn halves(number: u64) -> [u32; 2] {

@@ -9,9 +9,9 @@ pub const QUICK_GELU_FACTOR: f64 = 1.702;
 const BLOCK: usize = 1 << 13;
 /// Columns per task.
 const COLUMN_BLOCK: usize = 8 * LANES;
-/// Rows that are summed separately and then added to the total, to limit the rounding error.
+/// Number of rows that are summed before being added to the total, to limit rounding errors.
 const ROW_BLOCK: usize = 64;
-/// Division into consecutive blocks of values.
+/// Partition of values into consecutive blocks.
 const BLOCKS: Parts = Parts { row_len: 1, rows: BLOCK, columns: 1 };
 
 /// Function of `N` vectors.
@@ -22,7 +22,7 @@ trait Lanewise<T, const N: usize>: Copy + Sync {
 /// Applies a function elementwise to slices of the same length.
 fn map<T: Real, const N: usize>(function: impl Lanewise<T, N>, inputs: [&[T]; N]) -> Vec<T> {
     let len = inputs.first().map_or(0, |input| input.len());
-    assert!(inputs.iter().all(|input| input.len() == len), "slices of different lengths");
+    assert!(inputs.iter().all(|input| input.len() == len), "the input slices have different lengths");
     computed_in_parts(len, BLOCKS, |mut part| {
         let range = part.first_row..part.first_row + part.rows();
         let inputs = inputs.map(|input| &input[range.clone()]);
@@ -181,7 +181,7 @@ fn relu_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
     }
     assert!(
         x.len() == gradient.len(),
-        "the gradient has a different length: {} values, {} gradient values",
+        "expected one gradient value for each of {} values, found {}",
         x.len(),
         gradient.len()
     );
@@ -191,14 +191,14 @@ fn relu_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
     })
 }
 
-/// Adds `addend` to each consecutive piece of the same length as `addend`.
+/// Splits `x` into chunks as long as `addend` and adds `addend` to each chunk.
 pub(super) fn add_to_each<T: Real>(x: &[T], addend: &[T]) -> Vec<T> {
     if x.is_empty() {
         return Vec::new();
     }
     assert!(
         x.len().is_multiple_of(addend.len()),
-        "{} values do not divide into pieces of {}",
+        "cannot split {} values into chunks of {}",
         x.len(),
         addend.len()
     );
@@ -224,7 +224,7 @@ pub(super) fn add_to<T: Real>(sums: &mut [T], values: &[T]) {
             }
         }
     }
-    assert!(sums.len() == values.len(), "{} values for {} sums", values.len(), sums.len());
+    assert!(sums.len() == values.len(), "cannot add {} values to {} sums", values.len(), sums.len());
     for_each_part(sums, BLOCKS, |mut part| {
         let range = part.first_row..part.first_row + part.rows();
         T::vectorized(AddTo(part.all(), &values[range]));
@@ -282,7 +282,7 @@ pub(super) fn sum_columns<T: Real>(values: &[T], totals: &mut [T], is_fresh: boo
     if width == 0 {
         return;
     }
-    assert!(values.len().is_multiple_of(width), "{} values in rows of {width}", values.len());
+    assert!(values.len().is_multiple_of(width), "cannot split {} values into rows of {width}", values.len());
     if is_fresh {
         totals.fill(T::ZERO);
     }

@@ -22,7 +22,12 @@ pub(super) fn rows<T: Real>(table: &[T], width: usize, places: &[usize]) -> Vec<
 
 /// Adds each row of `values`, in order, to the table row at the matching index in `places`.
 pub(super) fn add_rows<T: Real>(table: &mut [T], width: usize, places: &[usize], values: &[T]) {
-    assert!(values.len() == places.len() * width, "{} values for {} rows", values.len(), places.len());
+    assert!(
+        values.len() == places.len() * width,
+        "{} values do not form {} rows of the table's width",
+        values.len(),
+        places.len()
+    );
     for (place, values) in places.iter().zip(values.chunks_exact(width.max(1))) {
         let row = &mut table[place * width..(place + 1) * width];
         for (sum, value) in row.iter_mut().zip(values) {

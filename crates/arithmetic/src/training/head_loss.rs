@@ -49,7 +49,11 @@ fn in_chunks<T: Real>(
     mut each: impl FnMut(usize, MatrixView<'_, T>),
 ) -> f64 {
     let (rows, vocabulary) = (hidden.rows(), weight.rows());
-    assert!(rows > 0 && targets.len() == rows, "{} targets for {rows} rows", targets.len());
+    assert!(
+        rows > 0 && targets.len() == rows,
+        "expected one target for each of {rows} rows and at least one row, found {} targets",
+        targets.len()
+    );
     let rows_at_once = (MAX_CHUNK_LOGITS / vocabulary.max(1)).clamp(1, rows);
     let mut logits = Vec::new();
     let mut loss = 0.0;
@@ -93,7 +97,7 @@ impl<T: Number> Work<T> for RowGradient<'_, T> {
 
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) -> f64 {
-        /// Number of values that are summed in their own type before being added to the total.
+        /// Number of values that are summed in their own number type before being added to the total.
         const PART: usize = 64 * LANES;
         let Self { logits, target, rows } = self;
         let (zero, lowest) = (T::ZERO, T::LOWEST);

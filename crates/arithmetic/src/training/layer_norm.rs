@@ -33,7 +33,7 @@ pub struct LayerNormGradients<T> {
 pub(super) fn forward<T: Real>(x: &[T], weight: &[T], bias: &[T], epsilon: f64) -> Vec<T> {
     let row_len = weight.len();
     check(x, row_len);
-    assert!(bias.len() == row_len, "a shift of {} values for rows of {row_len}", bias.len());
+    assert!(bias.len() == row_len, "the bias has {} values, but each row has {row_len}", bias.len());
     computed_in_parts(x.len(), Parts { row_len, rows: PART_ROWS, columns: row_len }, |mut part| {
         T::vectorized(Forward { x, weight, bias, epsilon, part: &mut part });
     })
@@ -47,7 +47,12 @@ pub(super) fn backward<T: Real>(
 ) -> LayerNormGradients<T> {
     let width = weight.len();
     check(x, width);
-    assert!(gradient.len() == x.len(), "a gradient of {} values for an input of {}", gradient.len(), x.len());
+    assert!(
+        gradient.len() == x.len(),
+        "the output gradient has {} values, but the input has {}",
+        gradient.len(),
+        x.len()
+    );
     // Each row block's sums for the weight, followed by its sums for the bias.
     let blocks = x.len().div_ceil(GRADIENT_ROWS * width);
     let by_block: Vec<OnceLock<Vec<T>>> = (0..blocks).map(|_| OnceLock::new()).collect();
@@ -75,7 +80,7 @@ pub(super) fn backward<T: Real>(
 fn check<T>(x: &[T], width: usize) {
     assert!(
         width > 0 && x.len().is_multiple_of(width),
-        "{} values do not divide into rows of {width}",
+        "cannot split {} values into rows of {width}",
         x.len()
     );
 }
@@ -134,7 +139,7 @@ impl<T: Number> Work<T> for Backward<'_, T> {
             let x_gradient = &mut x_gradient[start..][..width];
             let (mean, inverse) = moments(v, x, epsilon);
             let (means, inverses) = (v.splat(mean), v.splat(inverse));
-            // Missing values in the last vector are set to the mean, so that they normalize to zero.
+            // Padding in the last vector is set to the mean, so that it normalizes to zero.
             let (mut sum, mut product) = (v.splat(zero), v.splat(zero));
             for first in (0..width).step_by(LANES) {
                 let normalized = v.mul(v.sub(v.load_first(&x[first..], mean), means), inverses);

@@ -17,7 +17,7 @@ pub struct LowRank<'a, T> {
     pub a: MatrixView<'a, T>,
     /// Matrix `b`, `(out, rank)`.
     pub b: MatrixView<'a, T>,
-    /// Factor for the product of the two matrices.
+    /// Factor applied to the product of the two matrices.
     pub scale: f64,
 }
 
@@ -30,7 +30,7 @@ pub struct LowRankGradients<T> {
     pub b: Vec<T>,
     /// Output gradient projected to the adapter's rank, `scale · gradient · b`, `(rows, rank)`.
     ///
-    /// Its product with `a` is the adapter's contribution to the input gradient.
+    /// The product of this matrix and `a` is the adapter's contribution to the input gradient.
     pub inner: Vec<T>,
 }
 

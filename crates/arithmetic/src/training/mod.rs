@@ -104,10 +104,10 @@ floats! {
     /// Panics if their lengths differ.
     fn sum(x: &[Self], y: &[Self]) -> Vec<Self> = elementwise::add;
 
-    /// Returns `x` with `addend` added to each consecutive piece of the same length as `addend`.
+    /// Splits `x` into chunks as long as `addend` and returns them with `addend` added to each.
     ///
     /// # Panics
-    /// Panics if `x` does not consist of whole pieces.
+    /// Panics if `x` does not consist of whole chunks.
     fn add_to_each(x: &[Self], addend: &[Self]) -> Vec<Self> = elementwise::add_to_each;
 
     /// Adds `values` to `sums`, element by element.
@@ -151,14 +151,14 @@ floats! {
     ///
     /// # Shapes
     /// Queries are `(B, T, H · D)`, keys `(B, S, H · D)` and values `(B, S, H · Dv)`, with contiguous heads.
-    /// They are stored in one, two or three arrays. The first array holds the queries, and the last one holds the
-    /// values. Within a shared array, a token's parts are adjacent. Returns `(B, T, H · Dv)`.
+    /// They are stored in one, two or three arrays. The first array holds the queries, and the last one holds
+    /// the values. Within a shared array, a token's parts are adjacent. Returns `(B, T, H · Dv)`.
     ///
     /// # Panics
     /// Panics if the sizes do not match, or if the scale is not greater than 0.
     fn attention(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Vec<Self> = attention::forward;
 
-    /// Returns the gradients of the arrays `qkv`, computed from the output gradient.
+    /// Returns the gradient of each array in `qkv`, computed from the output gradient.
     ///
     /// # Panics
     /// Panics in the same cases as [`Float::attention`].
@@ -219,10 +219,10 @@ floats! {
         output: &mut [Self],
     ) = sparse::add_sparse_product;
 
-    /// Returns, for each entry, the dot product of a row of `left` and a row of the table.
+    /// Returns the dot product of a `left` row and a table row for each entry.
     ///
-    /// The entry's row selects the row of `left`, and its column selects the row of the table. If `left` is the
-    /// output gradient, the results are the gradients of the entries.
+    /// The entry's row selects the row of `left`, and its column selects the row of the table. If `left` is
+    /// the output gradient, the results are the gradients of the entries.
     ///
     /// # Panics
     /// Panics if the sizes do not match.
@@ -263,7 +263,7 @@ floats! {
         adapter: LowRank<'_, Self>,
     ) -> LowRankGradients<Self> = low_rank::low_rank_backward;
 
-    /// Takes one AdamW step.
+    /// Performs one AdamW step.
     ///
     /// Updates a parameter and the running means of its gradient and of its squared gradient.
     ///

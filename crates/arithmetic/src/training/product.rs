@@ -17,11 +17,11 @@ use crate::tile::TileOutput;
 
 /// Depth per slice.
 const SLICE: usize = 256;
-/// Depth of the block of the right operand that is laid out at a time: four slices.
+/// Depth of the right operand's block that is laid out at a time: four slices.
 const BLOCK_DEPTH: usize = 4 * SLICE;
 /// Maximum number of right-operand values that are laid out at a time: 16 MiB in f32.
 const BLOCK_VALUES: usize = 1 << 22;
-/// Maximum rows per part; in f32 they take up to 384 KiB.
+/// Maximum rows per part; in f32, their tiles take up to 384 KiB.
 const PART_ROWS: usize = 96;
 /// Maximum columns per part.
 const PART_COLUMNS: usize = 256;
@@ -46,9 +46,13 @@ impl<'a, T> MatrixView<'a, T> {
     /// Creates a view of a row-major matrix.
     ///
     /// # Panics
-    /// Panics if there are not `rows · columns` values.
+    /// Panics if the number of values is not `rows · columns`.
     pub fn new(values: &'a [T], rows: usize, columns: usize) -> Self {
-        assert!(values.len() == rows * columns, "{} values for {rows} rows of {columns}", values.len());
+        assert!(
+            values.len() == rows * columns,
+            "{} values do not form {rows} rows of {columns}",
+            values.len()
+        );
         Self::strided(values, (rows, columns), columns)
     }
 
@@ -57,7 +61,7 @@ impl<'a, T> MatrixView<'a, T> {
     pub(super) fn strided(values: &'a [T], (rows, columns): (usize, usize), stride: usize) -> Self {
         assert!(
             rows == 0 || (rows - 1) * stride + columns <= values.len(),
-            "a matrix extends beyond its values"
+            "the matrix extends past the end of its values"
         );
         Self { values, rows, columns, row_stride: stride, column_stride: 1 }
     }
@@ -73,10 +77,14 @@ impl<'a, T> MatrixView<'a, T> {
     /// Returns `count` rows starting at row `first`.
     ///
     /// # Panics
-    /// Panics if there are fewer rows.
+    /// Panics if the matrix has fewer rows.
     #[must_use]
     pub fn some_rows(self, first: usize, count: usize) -> Self {
-        assert!(first + count <= self.rows, "{count} rows starting at row {first} of {}", self.rows);
+        assert!(
+            first + count <= self.rows,
+            "{count} rows starting at row {first} are out of range; the matrix has {}",
+            self.rows
+        );
         Self { values: &self.values[first * self.row_stride..], rows: count, ..self }
     }
 
@@ -227,7 +235,7 @@ pub(super) fn product<T: Real>(
 ) -> Vec<T> {
     assert!(
         bias.is_none_or(|bias| bias.len() == right.columns),
-        "the bias does not have one value for each column"
+        "the bias must have one value for each column"
     );
     let bias = bias.map(PanelBias::new);
     let epilogue = Epilogue { bias: bias.as_ref(), ..Epilogue::default() };
@@ -257,18 +265,18 @@ fn multiply_all<T: Real>(
     let columns = right.columns;
     assert!(
         depth == right.rows,
-        "cannot multiply a matrix of {depth} columns by a matrix of {} rows",
+        "cannot multiply a matrix with {depth} columns by a matrix with {} rows",
         right.rows
     );
-    assert!(output.len() == rows * columns, "{} values for {rows} rows of {columns}", output.len());
+    assert!(output.len() == rows * columns, "{} outputs do not form {rows} rows of {columns}", output.len());
     if output.len() == 0 {
         return;
     }
     let is_fresh = output.is_fresh();
     let tile = T::vectorized(TileSize);
     if rows <= tile.0 {
-        // A single tile passes over each panel once, so threads need not share laid-out panels. Contiguous
-        // rows are read in the longest pieces that still keep all threads busy, and columns one by one.
+        // A single tile passes over each panel once, so threads need not share laid-out panels. If rows are
+        // contiguous, each thread reads pieces as long as possible. Contiguous columns are read one by one.
         let across = columns.div_ceil(2 * thread_count()).next_multiple_of(MAX_TILE_PANELS * LANES);
         let most = if right.has_rows() { PART_COLUMNS } else { MAX_TILE_PANELS * LANES };
         let parts = Parts { row_len: columns, rows, columns: across.min(most) };
@@ -638,9 +646,9 @@ mod tests {
         (0..a.rows * b.columns).map(value).collect()
     }
 
-    /// Rows, depth and columns of test products.
+    /// Numbers of rows, inner dimensions and columns of the test products.
     ///
-    /// Single rows and columns, and incomplete tiles, panels, slices and parts.
+    /// They cover single rows and columns, and incomplete tiles, panels, slices and parts.
     const SIZES: [(usize, usize, usize); 9] = [
         (1, 1, 1),
         (2, 300, 70),

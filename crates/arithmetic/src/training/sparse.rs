@@ -10,7 +10,7 @@ use super::product::MatrixView;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, for_each_part, map_items};
 
-/// Rows of an output per task.
+/// Number of output rows per task.
 const PART_ROWS: usize = 8;
 
 /// Nonzero values of a set of rows, each with its column; a row's entries are contiguous.
@@ -81,7 +81,7 @@ impl<T: Copy> SparseRows<T> {
     pub fn with_values(&self, values: Vec<T>) -> Self {
         assert!(
             values.len() == self.values.len(),
-            "{} values for {} entries",
+            "expected one value for each entry, found {} values for {} entries",
             values.len(),
             self.values.len()
         );
@@ -129,7 +129,7 @@ pub(super) fn add_sparse_product<T: Real>(
     expect_fitting(entries, table.rows());
     assert!(
         output.len() == entries.rows() * width,
-        "{} output values for {} rows",
+        "{} output values do not form {} rows of the table's width",
         output.len(),
         entries.rows()
     );
@@ -156,7 +156,7 @@ pub(super) fn sparse_products<T: Real>(
     expect_fitting(entries, table.rows());
     assert!(
         left.rows() == entries.rows() && left.columns() == width,
-        "the left matrix has a different shape: {} rows of {}",
+        "the left matrix, {} by {}, does not match the entries and the table",
         left.rows(),
         left.columns()
     );
@@ -184,7 +184,7 @@ pub(super) fn add_sparse_gradient<T: Real>(
     let width = gradient.columns();
     assert!(
         gradient.rows() == entries.rows(),
-        "a gradient of {} rows for {} rows of entries",
+        "the gradient has {} rows, but there are {} rows of entries",
         gradient.rows(),
         entries.rows()
     );

@@ -55,7 +55,7 @@ fn every_mask_equals_pytorch_in_output_and_weights() -> Result<()> {
     Ok(())
 }
 
-/// Uses separate query, key, value and output projections, with biases and without a mask.
+/// Checks separate query, key, value and output projections, with biases and without a mask.
 #[test]
 fn separate_projections_with_biases_equal_pytorch() -> Result<()> {
     let fixture = Fixture::open("multi_head_attention_004");
@@ -114,7 +114,7 @@ fn future_tokens_do_not_change_past_outputs() -> Result<()> {
     Ok(())
 }
 
-/// Loads the same weights from the names and shapes of each layout, with and without biases.
+/// Loads the same weights under the names and shapes of each layout, with and without biases.
 #[test]
 fn every_layout_loads_the_same_layer() -> Result<()> {
     let named = ProjectionLayout::Named { query: "q_proj", key: "k_proj", value: "v_proj", output: "o_proj" };
@@ -219,7 +219,7 @@ fn ragged_rows_equal_single_rows() -> Result<()> {
 fn check_ragged_rows(mask: &AttentionMask) -> Result<()> {
     let (_, layer) = separate_and_fused()?;
     let x = pattern(&[2, 6, 15], 2.0, 0);
-    // Row 0 is truncated to two tokens, row 1 keeps four. Then both run the same step.
+    // Row 0 is truncated to two tokens, while row 1 keeps four. Then both rows run the same step.
     let mut ragged = cache(2, 8)?;
     step(&layer, &x.narrow(1, 0, 4)?, mask, &mut ragged)?;
     ragged.truncate(0, 2)?;
@@ -235,7 +235,7 @@ fn check_ragged_rows(mask: &AttentionMask) -> Result<()> {
     Ok(())
 }
 
-/// Observer of every intermediate; changes nothing, but forces the dense products.
+/// Observer of every intermediate, which changes no values but forces dense products.
 struct PassiveObserver;
 
 impl Observer for PassiveObserver {
@@ -248,7 +248,7 @@ impl Observer for PassiveObserver {
     }
 }
 
-/// Reuses a slot for a shorter row after a longer row left NaN there by overflowing f16.
+/// Reuses a slot for a shorter row, after a longer row overflowed f16 and left NaN in the slot.
 #[test]
 fn stale_slot_contents_do_not_affect_rows() -> Result<()> {
     let (_, layer) = separate_and_fused()?;
@@ -378,7 +378,7 @@ fn block_diagonal_heads_see_only_their_slice() -> Result<()> {
 
 /// A wide head equals a layer with one head.
 ///
-/// Two wide heads add their halves of the output projection.
+/// Two wide heads equal the sum of two such layers, each with half of the output projection.
 #[test]
 fn wide_heads_equal_single_head_layers() -> Result<()> {
     let weights = [0, 1, 2].map(|index| pattern(&[12, 6], 1.0, 500 * index));
@@ -418,7 +418,7 @@ fn dropout_applies_to_the_attention_weights() -> Result<()> {
 
 /// huggingface/transformers#382: an f16 mask must not exceed the range of f16.
 ///
-/// Hidden keys have no weight, and no value is NaN.
+/// Hidden keys have weight zero, and no value is NaN.
 #[test]
 fn half_precision_mask_does_not_overflow() -> Result<()> {
     let heads = |offset| pattern(&[2, 3, 7, 4], 2.0, offset).to_dtype(DType::F16);
@@ -428,7 +428,7 @@ fn half_precision_mask_does_not_overflow() -> Result<()> {
     };
     let output = attend(&k, &v)?;
     assert!(values(&output).iter().all(|value| value.is_finite()));
-    // Changing keys and values after the third position must not change the outputs up to it.
+    // Changing keys and values after the third position must not change the first three outputs.
     let other = |x: &Tensor| Tensor::cat(&[&x.narrow(2, 0, 3)?, &(x.narrow(2, 3, 4)? * 50.0)?], 2);
     let changed = attend(&other(&k)?, &other(&v)?)?;
     assert_eq!(values(&output.narrow(2, 0, 3)?), values(&changed.narrow(2, 0, 3)?));
@@ -455,7 +455,7 @@ fn scores_do_not_overflow_in_half_precision() -> Result<()> {
     Ok(())
 }
 
-/// candle's fused softmax would drop these gradients without an error.
+/// With candle's fused softmax, some gradients would be missing without an error.
 #[test]
 fn every_parameter_receives_a_gradient() -> Result<()> {
     let weights = [0, 1, 2, 3].map(|index| Var::from_tensor(&pattern(&[8, 8], 1.0, 100 * index)).unwrap());
@@ -500,7 +500,7 @@ fn size_mismatches_are_rejected_by_name() {
     assert_rejected(uneven, linear(5, 6), 2, AttentionError::WidthMismatch { what, expected: 18, found: 19 });
 }
 
-/// A step with positions in device memory accepts only inference; `advance` updates the lengths.
+/// A step with positions in device memory supports only inference; `advance` updates the lengths.
 #[test]
 fn step_reads_positions_from_device_memory() -> Result<()> {
     let (separate, layer) = separate_and_fused()?;
@@ -622,13 +622,13 @@ fn real_gpt2_attention_equals_transformers() -> Result<()> {
             layer.forward_with_weights(&norm.forward(&x)?, None, &AttentionMask::Causal)?;
         for (name, actual) in [("output", output), ("weights", attention)] {
             let expected = expected.tensor(&format!("h.{block}.{name}"));
-            // Each channel is compared relative to its own maximum: an element near zero is a sum of terms of
-            // that size.
+            // Each channel is compared relative to its own maximum, because an element near zero can be a
+            // sum of terms of that size.
             let channels = expected.dim(D::Minus1)?;
             let (actual, expected) =
                 (actual.reshape(((), channels))?.t()?, expected.reshape(((), channels))?.t()?);
             let largest = expected.abs()?.max_keepdim(1)?;
-            // A channel of zeros must be exact, and NaN never passes.
+            // A channel of zeros must match exactly, and NaN always fails.
             let excess = (actual - &expected)?.abs()?.broadcast_sub(&(largest * RELATIVE)?)?;
             let worst = worst(values(&excess));
             assert!(worst <= 0.0, "h.{block} {name}: {worst:e} beyond {RELATIVE:e} of the channel's largest");
@@ -654,7 +654,8 @@ fn error_leaves_the_cache_unchanged() -> Result<()> {
         error
     };
     let of_rows = rejection(&five_tokens, &AttentionMask::Causal, &mut Pass::inference().of_rows(rows()));
-    assert_eq!(of_rows, "attention: expected packed rows of 3 tokens in total, found 5 queries and 5 keys");
+    let expected = "attention: the packed rows have 3 tokens in total, but there are 5 queries and 5 keys";
+    assert_eq!(of_rows, expected);
     let three_tokens = five_tokens.narrow(1, 0, 3)?;
     for mask in [&AttentionMask::Bidirectional, &additive] {
         let error = rejection(&three_tokens, mask, &mut Pass::inference().of_rows(rows()));
@@ -663,7 +664,7 @@ fn error_leaves_the_cache_unchanged() -> Result<()> {
     let error = rejection(&x, &AttentionMask::CausalRows(rows()), &mut Pass::inference());
     assert!(error.contains("cannot be combined with a cache"), "{error}");
     rejection(&x, &additive, &mut Pass::inference());
-    // The layer below behaves the same; its queries and keys differ in width.
+    // `ScaledDotProduct` fails in the same way if queries and keys differ in width.
     let attention = ScaledDotProduct::new(6);
     let (q, k) = (pattern(&[2, 4, 3, 8], 1.0, 0), pattern(&[2, 4, 3, 6], 1.0, 1));
     attention

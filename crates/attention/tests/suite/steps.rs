@@ -1,4 +1,4 @@
-//! Reproduces chapter 3's printed results in "Build a Large Language Model (From Scratch)", in order.
+//! Reproduces results from chapter 3 of "Build a Large Language Model (From Scratch)", in order.
 //!
 //! Weights that the book samples from PyTorch's generator come from a fixture (`scripts/reference/layers.py`,
 //! `export_steps`). Every expected matrix is from the book.
@@ -16,7 +16,7 @@ use candle_nn::ops::softmax;
 
 /// Tolerance for the book's four printed decimal places.
 const PRINTED: f64 = 0.5e-4 + 1e-6;
-/// Tolerance for the same f32 arithmetic, summed in a different order.
+/// Tolerance for f32 sums computed in a different order.
 const SAME: f64 = 1e-6;
 
 /// The book's six tokens, "Your journey starts with one step".
@@ -172,8 +172,8 @@ fn section_3_4_2_self_attention_v2_over_linear_layers() -> Result<()> {
         [-0.0754, 0.0693],
     ]);
     assert_close_absolute(&layer.forward(&inputs()?)?, &expected, PRINTED, "SelfAttention_v2");
-    // With a batch, the book's softmax over dim=1 uses the wrong axis. Here, each row of the batch gives the
-    // same result.
+    // With a batch, the book's softmax over dim=1 uses the wrong axis. This layer gives the same result
+    // for each row of the batch.
     let batched = layer.forward(&batch_of_two()?)?;
     assert_close_absolute(&batched.i(1)?, &expected, PRINTED, "SelfAttention_v2 on a batch");
     Ok(())
@@ -293,7 +293,7 @@ fn section_3_5_2_dropout_doubles_kept_attention_weights() -> Result<()> {
     for seed in 0..8 {
         let mut generator = RandomStream::new(seed);
         let dropped = layer.forward(&batch_of_two()?, &mut Pass::training(&mut generator))?;
-        // The first token sees only itself, with weight 1, which is dropped to 0 or doubled to 2.
+        // The first token sees only itself, with weight 1, which dropout changes to 0 or 2.
         let (first, plain) = (values(&dropped.i((0, 0))?), values(&kept.i((0, 0))?));
         let ratio = first[0] / plain[0];
         assert!(ratio == 0.0 || (ratio - 2.0).abs() < SAME, "ratio {ratio}");
@@ -428,7 +428,7 @@ fn stacked_heads_equal_split_heads() -> Result<()> {
     Ok(())
 }
 
-/// Exercise 3.3: the parameter count of GPT-2's smallest attention layer.
+/// Exercise 3.3: the parameter count of an attention layer in the smallest GPT-2.
 #[test]
 fn exercise_3_3_counts_the_parameters_of_gpt2() -> Result<()> {
     let count = |qkv_bias: bool| -> Result<usize> {

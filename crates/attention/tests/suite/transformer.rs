@@ -49,7 +49,7 @@ fn patterned(prefix: &str, shapes: &[(&str, &[usize])], layers: usize) -> HashMa
     names.into_iter().enumerate().map(fill).collect()
 }
 
-/// Compares a model of the base size of "Attention Is All You Need" with PyTorch.
+/// Compares a base-size model from "Attention Is All You Need" with PyTorch.
 ///
 /// Each stack has three blocks, and the source has three tokens. The model has d_model 512, 8 heads and an
 /// inner width of 2048.

@@ -1,4 +1,4 @@
-//! Tests that every implementation of attention rejects sizes of zero by name.
+//! Tests that every attention implementation rejects sizes of zero and names them in the error.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_arithmetic::RandomStream;

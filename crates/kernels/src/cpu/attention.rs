@@ -15,7 +15,7 @@ impl HeadsTensor {
     /// If the tensor is not f32 or not on the CPU.
     pub(crate) fn of(x: &Tensor) -> Result<Self> {
         if x.dtype() != DType::F32 || !x.device().is_cpu() {
-            return Err(KernelError::NotCpuFloats { found: x.dtype() }.into());
+            return Err(KernelError::not_cpu_floats(x).into());
         }
         Ok(Self(if x.stride().last() == Some(&1) { x.clone() } else { x.contiguous()? }))
     }
@@ -25,7 +25,7 @@ impl HeadsTensor {
         let (batch, heads, tokens, head_dim) = self.0.dims4()?;
         let (storage, layout) = self.0.storage_and_layout();
         let Storage::Cpu(storage) = &*storage else {
-            return Err(KernelError::NotCpuFloats { found: self.0.dtype() }.into());
+            return Err(KernelError::not_cpu_floats(&self.0).into());
         };
         let stride = |axis: usize| layout.stride().get(axis).copied().unwrap_or(0);
         let values = &storage.as_slice::<f32>()?[layout.start_offset()..];

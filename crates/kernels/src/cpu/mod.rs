@@ -1,7 +1,7 @@
 //! CPU inference: candle custom operations around the functions of `candle-gpt2-arithmetic`.
 //!
-//! They have no backward pass, except for the product with packed weights, whose input may depend on
-//! variables.
+//! The operations have no backward pass, except for the product with packed weights, whose input may depend
+//! on variables.
 
 mod attention;
 mod product;

@@ -8,7 +8,7 @@ use candle_gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
 use crate::per_thread::{check_interrupted, is_interruptible};
 use crate::training::elements;
 
-/// Maximum multiply-adds between two interrupt checks; they take a few hundredths of a second.
+/// Maximum number of multiply-adds between interrupt checks: a few hundredths of a second.
 const UNINTERRUPTED: u64 = 1 << 33;
 
 /// Name of the operation in error messages.
@@ -22,7 +22,7 @@ pub(crate) fn expanded(weight: &PackedMatrix) -> Result<Tensor> {
 
 /// Product with packed weights, plus the bias, followed by tanh GELU if `gelu` is set.
 ///
-/// With a second input, it adds that input as a residual. Inputs are contiguous.
+/// A second input is added as a residual. Inputs must be contiguous.
 pub(crate) struct PackedProduct {
     pub(crate) weight: Arc<PackedMatrix>,
     pub(crate) bias: Option<PanelBias>,

@@ -49,7 +49,7 @@ pub(crate) enum Graph {}
 impl Graph {
     #[expect(unsafe_code, reason = "same signature as with CUDA")]
     pub(crate) unsafe fn of(_: &Device, _: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
-        candle_core::bail!("this program was built without CUDA")
+        candle_core::bail!("this program was built without CUDA; build it with --features cuda")
     }
 
     pub(crate) fn replay(&mut self) -> Result<()> {

@@ -32,7 +32,7 @@ const MAX_BLOCKS_ACROSS: usize = 65_535;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// Attention where each query sees a prefix of the keys, see [`crate::prefix_attention_on_gpu`].
+/// Attention where each query sees a prefix of the keys; see [`crate::prefix_attention_on_gpu`].
 pub(crate) fn prefix_attention(
     q: &Tensor,
     k: &Tensor,
@@ -64,7 +64,7 @@ pub(crate) fn prefix_attention(
     .map(Some)
 }
 
-/// Self-attention like [`crate::step_attention`], but takes the projection's tensors.
+/// Self-attention like [`crate::step_attention`], given the tensors of the projection.
 ///
 /// `x` is `(B, T, C)`, `weight` `(3 · H · D, C)` and `bias` `(3 · H · D)`.
 pub(crate) fn step_attention(
@@ -119,9 +119,9 @@ fn compiled_width(head_dim: usize, value_dim: usize) -> Option<usize> {
 
 /// Grid of a kernel for `queries` queries in each of `heads` heads, with up to `keys` keys.
 ///
-/// One block for each query and head could leave most of a large GPU idle. If there are few, several blocks
-/// share the keys of a query. The kernel may read the actual number of keys from memory. A recording uses the
-/// grid for the maximum, and its blocks share the keys of each step.
+/// One block per query and head could leave most of a large GPU idle. If there are few queries and heads,
+/// several blocks share the keys of a query. The kernel may read the actual number of keys from memory, so a
+/// recording uses the grid for the maximum number, and its blocks share the keys of every step.
 fn query_grid(queries: usize, heads: usize, keys: usize) -> Result<(u32, u32, u32)> {
     // Blocks leave partial results in memory shared by all launches, which run in order on the device's one
     // stream.
@@ -132,8 +132,8 @@ fn query_grid(queries: usize, heads: usize, keys: usize) -> Result<(u32, u32, u3
 
 /// Key counts (one per query) or positions (one per row), in the form that the kernels take.
 ///
-/// A single number suffices if all rows share it and it grows by one from each query of a row to the
-/// next. Otherwise the list is uploaded.
+/// A single number suffices if all rows start with the same number, and it grows by one from each query to
+/// the next. Otherwise, the list is uploaded.
 struct Counts {
     list: Option<CudaSlice<u32>>,
     first: u32,
@@ -161,7 +161,7 @@ impl Strides {
     fn of(x: &Tensor) -> Result<Self> {
         match x.stride() {
             [batch, head, token, _] => Ok(Self { batch: *batch, head: *head, token: *token }),
-            other => candle_core::bail!("expected four dimensions, found {}", other.len()),
+            other => candle_core::bail!("attention: expected a 4-D tensor, found {} dimensions", other.len()),
         }
     }
 
@@ -178,7 +178,7 @@ impl Strides {
 
 /// Returns `x`, or a copy of it, with contiguous rows that do not overlap.
 ///
-/// Kernels and products support any other strides.
+/// Kernels and products support any strides of the other axes.
 fn with_whole_rows(x: &Tensor) -> Result<Tensor> {
     match x.stride() {
         [.., token, 1] if *token >= x.dim(D::Minus1)? || x.dim(TOKEN_DIM)? == 1 => Ok(x.clone()),
@@ -263,7 +263,7 @@ fn launch_step<T: Product>(
     Ok(tensor(context, device, &Shape::from((batch, tokens, heads * head_dim))))
 }
 
-/// Number of score rows for each block, one for each warp.
+/// Number of score rows per block, one for each warp.
 const ROW_WARPS: u32 = ROW_THREADS / 32;
 /// Maximum number of scores in a small sequence.
 ///
@@ -363,7 +363,7 @@ impl<'a, T: Element> Rows<'a, T> {
 
 /// Computes `result = factor * left * right` for the heads of `sequences` sequences.
 ///
-/// If all heads are equally spaced, this is one batched product, otherwise one for each sequence.
+/// If all heads are equally spaced, this is one batched product. Otherwise, it is one product per sequence.
 fn products<T: Product, R: Product>(
     device: &CudaDevice,
     (sequences, sizes): (usize, Sizes),
@@ -422,7 +422,7 @@ impl ManyQueries<'_> {
         Ok(weights)
     }
 
-    /// Numbers of visible keys for all queries in a range of sequences.
+    /// Number of visible keys for each query in a range of sequences.
     fn list_of(&self, sequences: &Range<usize>, sizes: AttentionSizes) -> Option<Read<'_, u32>> {
         let list = self.visible.list.as_ref()?;
         Some(list.slice(sequences.start * sizes.queries..sequences.end * sizes.queries))

@@ -17,7 +17,7 @@ pub(super) const MODULE: &str = "gpt2";
 
 /// Element type of the kernels.
 pub(super) trait Element: CudaDType + DeviceRepr {
-    /// Name of the type in kernel names.
+    /// Name of this type in kernel names.
     const NAME: &str;
 }
 
@@ -50,8 +50,8 @@ pub(super) use by_type;
 /// All tensors must be on one GPU opened by [`open`](super::open), have one supported dtype, be non-empty,
 /// and need no gradient.
 ///
-/// The kernels depend on one stream that runs everything in order. candle's own way to open a GPU creates a
-/// stream for each thread.
+/// The kernels depend on one stream that runs everything in order. A GPU that candle opens itself has
+/// one stream per thread.
 pub(super) fn applies(tensors: &[&Tensor]) -> bool {
     let has_one_stream = |x: &Tensor| x.device().as_cuda_device().is_ok_and(|gpu| !gpu.is_event_tracking());
     let alike = |x: &&Tensor| {
@@ -80,7 +80,7 @@ impl<'a> TensorMemory<'a> {
     /// Elements, starting at the tensor's first element.
     pub(super) fn values<T: CudaDType>(&self) -> Result<CudaView<'_, T>> {
         let Storage::Cuda(storage) = &*self.storage else {
-            candle_core::bail!("expected a tensor on a GPU");
+            candle_core::bail!("expected a tensor on an NVIDIA GPU, found one on another device");
         };
         Ok(storage.as_cuda_slice::<T>()?.slice(self.layout.start_offset()..))
     }
@@ -102,7 +102,7 @@ pub(super) type Read<'a, T> = CudaView<'a, T>;
 /// Device memory that a kernel writes.
 pub(super) type Written<'a, T> = CudaViewMut<'a, T>;
 
-/// Device memory that a kernel writes, although its tensor has other owners.
+/// Device memory that a kernel writes even though the tensor has other owners.
 pub(super) struct Shared<'a, T>(pub(super) CudaView<'a, T>);
 
 /// Strides of a `(B, H, T, D)` tensor with contiguous rows; the kernels declare the same struct.
@@ -114,7 +114,7 @@ pub(super) struct Strides {
     pub(super) token: usize,
 }
 
-// SAFETY: three integers in C layout.
+// SAFETY: the struct consists of three integers in C layout.
 unsafe impl DeviceRepr for Strides {}
 
 /// Null pointer that a kernel receives for an absent optional parameter.

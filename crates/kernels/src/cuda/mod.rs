@@ -1,4 +1,6 @@
-//! NVIDIA GPU kernels for inference and training, from `kernels.cu`, and the conditions for using them.
+//! NVIDIA GPU kernels for inference and training, and the conditions for using them.
+//!
+//! The source of the kernels is `kernels.cu`.
 //!
 //! - [`attention`] has the attention kernels.
 //! - [`products`] has matrix products with fused epilogues.
@@ -49,7 +51,7 @@ pub(crate) fn open(index: usize) -> Result<Device> {
     let device = Device::new_cuda_with_stream(index)?;
     // SAFETY: events order the work of several streams, and this device has only one stream.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
-    // Devices without memory pools have no such setting.
+    // Devices without memory pools do not support this setting, so errors are ignored.
     let _ = keep_freed_memory(device.as_cuda_device()?);
     products::prepare(device.as_cuda_device()?)?;
     Ok(device)
@@ -78,7 +80,7 @@ pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f6
     by_type!(x.dtype(), launch_normed(&x.contiguous()?, parameters, width, epsilon)).map(Some)
 }
 
-/// Width of the last axis of `x`, if it fits in a `u32` and every parameter has this width.
+/// Width of the last axis of `x`, if it fits in a `u32` and every parameter has the same width.
 fn row_width(x: &Tensor, parameters: &[&Tensor]) -> Option<u32> {
     let width = *x.dims().last()?;
     parameters.iter().all(|parameter| parameter.dims() == [width]).then(|| u32::try_from(width).ok())?

@@ -21,13 +21,13 @@ use half::{bf16, f16};
 use super::launch::{Element, TensorMemory, applies, by_type, counted, tensor};
 use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, MAX_ROWS, ROW_THREADS, RowProduct};
 
-/// Number of bytes that a thread loads at once in a few-row product.
+/// Number of bytes that a thread loads per instruction in a few-row product.
 const LOAD_BYTES: usize = 16;
-/// Numbers of threads that can share a row of the weight: powers of two.
+/// Possible numbers of threads that share a row of the weight: powers of two.
 ///
-/// Fewer threads make more blocks.
+/// Fewer threads per row result in more blocks.
 const LANES: [u32; 3] = [MAX_LANES, MAX_LANES / 2, MAX_LANES / 4];
-/// Minimum number of blocks that saturate a large GPU's memory bandwidth.
+/// Minimum number of blocks needed to saturate a large GPU's memory bandwidth.
 const ENOUGH_BLOCKS: usize = 128;
 
 /// Maximum number of blocks for an elementwise kernel; its threads loop over any further elements.
@@ -44,8 +44,8 @@ pub(super) fn prepare(device: &CudaDevice) -> Result<()> {
     let blas = device.cublas_handle();
     // SAFETY: cuBLAS writes its workspace before it reads it.
     let workspace = unsafe { device.alloc::<u8>(WORKSPACE_BYTES)? };
-    // candle's device cannot own the workspace. There is one for each GPU, because each GPU is opened once
-    // and never closed.
+    // candle's device cannot own the workspace, so it leaks. Each GPU has only one workspace, because each
+    // GPU is opened once and never closed.
     let address = workspace.leak();
     // SAFETY: the handle is open, its stream is the workspace's stream, and the workspace is never freed.
     unsafe {
@@ -111,7 +111,7 @@ fn launch_linear<T: Product>(
     Ok(tensor(y, device, shape))
 }
 
-/// Computes `x Wᵀ` in f32, for a contiguous `x`, and a weight that [`is_one_piece`] accepts.
+/// Computes `x Wᵀ` in f32 for a contiguous `x` and a weight that [`is_one_piece`] accepts.
 pub(super) fn sums<T: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<f32>> {
     match RowGrid::of::<T>(x, weight)? {
         Some(grid) => row_product::<T>(grid, x, weight),
@@ -132,7 +132,7 @@ struct RowGrid {
 }
 
 impl RowGrid {
-    /// Computes the work distribution; `None` if no kernel supports this product.
+    /// Computes the work distribution, or returns `None` if no kernel supports this product.
     fn of<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Option<Self>> {
         let (columns, inner) = weight.dims2()?;
         let width = LOAD_BYTES / size_of::<T>();
@@ -168,7 +168,7 @@ fn row_product<T: Element>(grid: RowGrid, x: &Tensor, weight: &Tensor) -> Result
     Ok(y)
 }
 
-/// Computes `x Wᵀ` with bias and epilogue with a row-product kernel.
+/// Computes `x Wᵀ` plus bias and epilogue with a row-product kernel.
 fn finished_row_product<T: Element>(
     finish: &str,
     grid: RowGrid,
@@ -199,7 +199,7 @@ fn finished_row_product<T: Element>(
     Ok(y)
 }
 
-/// Computes `x Wᵀ` with cuBLAS, for a contiguous `x` and a weight that [`is_one_piece`] accepts.
+/// Computes `x Wᵀ` with cuBLAS for a contiguous `x` and a weight that [`is_one_piece`] accepts.
 fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<R>> {
     let device = x.device().as_cuda_device()?;
     let (columns, inner) = weight.dims2()?;
@@ -318,7 +318,7 @@ impl<M> Factor<M> {
 }
 
 impl<'a, T> Factor<Matrices<'a, T>> {
-    /// Layout for cuBLAS, the matrices, and their stored shape, for an operand `(rows, width)`.
+    /// Returns an operand `(rows, width)` as cuBLAS takes it: layout flag, matrices and stored shape.
     fn in_memory(self, rows: usize, width: usize) -> (cublasOperation_t, Matrices<'a, T>, [usize; 2]) {
         match self {
             Self::AsItIs(matrices) => (cublasOperation_t::CUBLAS_OP_N, matrices, [rows, width]),
@@ -378,9 +378,9 @@ pub(super) fn product<T: Product, R: Product>(
         && sizes.reach(right_shape, &right) <= right.values.len()
         && sizes.reach(result_shape, &result) <= result.values.len();
     if !is_inside {
-        candle_core::bail!("an operand of a matrix product extends beyond its tensor");
+        candle_core::bail!("a matrix product reads or writes past the end of a tensor");
     }
-    // For a single row, the row distance has no meaning and could be too small for cuBLAS.
+    // For a single row, the distance between rows has no meaning and could be too small for cuBLAS.
     let distance_of_rows =
         |[rows, width]: [usize; 2], distance: usize| if rows == 1 { width } else { distance };
     let left_row = distance_of_rows(left_shape, left.row);
@@ -390,7 +390,7 @@ pub(super) fn product<T: Product, R: Product>(
     let distance = |distance: usize| i64::try_from(distance).map_err(candle_core::Error::wrap);
     let kept = if write == Write::Added { 1f32 } else { 0f32 };
     let stream = device.cuda_stream();
-    // The guards would order the streams of several tensors, but the device has only one.
+    // The guards would order the streams of several tensors, but the device has only one stream.
     let (left_address, _left_guard) = left.values.device_ptr(&stream);
     let (right_address, _right_guard) = right.values.device_ptr(&stream);
     let (result_address, _result_guard) = result.values.device_ptr(&stream);

@@ -16,14 +16,14 @@ use crate::per_thread::interruptible;
 /// CUDA graph of a [`Recording`](crate::Recording).
 pub(crate) struct Graph(CudaGraph);
 
-// SAFETY: the driver requires one thread at a time, but no particular thread, and only `&mut self` reaches
+// SAFETY: the driver allows any thread to use the graph, but only one at a time, and only `&mut self` reaches
 // the graph.
 unsafe impl Send for Graph {}
 // SAFETY: same as for `Send`.
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    /// Records work, see [`Recording::of`](crate::Recording::of).
+    /// Records work; see [`Recording::of`](crate::Recording::of).
     ///
     /// # Safety
     /// Same as [`Recording::of`](crate::Recording::of).
@@ -51,23 +51,24 @@ impl Graph {
         let capture = Capture(&stream);
         let worked = work();
         drop(kept_uploads);
-        // Takes the pending errors that could not be returned; otherwise `end_capture` would fail with them.
+        // Takes pending errors that no call has returned yet; otherwise `end_capture` would return them.
         let noticed = stream.context().check_err();
         let recorded = capture.end();
         worked?;
         noticed.w()?;
         let graph = recorded.w()?;
-        let graph = graph.ok_or_else(|| candle_core::Error::Msg("the GPU recorded nothing".into()))?;
+        let graph =
+            graph.ok_or_else(|| candle_core::Error::Msg("the recording contains no GPU work".into()))?;
         Ok(Self(graph))
     }
 
-    /// Replays the work, see [`Recording::replay`](crate::Recording::replay).
+    /// Replays the work; see [`Recording::replay`](crate::Recording::replay).
     pub(crate) fn replay(&mut self) -> candle_core::Result<()> {
         self.0.launch().w()
     }
 }
 
-/// RAII guard of a capturing stream; dropping it ends the capture, even after a panic.
+/// RAII guard for a capturing stream; dropping it ends the capture, even after a panic.
 struct Capture<'a>(&'a Arc<CudaStream>);
 
 impl Capture<'_> {

@@ -1,7 +1,7 @@
 //! Signatures of the kernels in `kernels.cu`: names, ordered parameters and threads per block.
 //!
 //! The compiler checks launches against these declarations. Tests check the declarations against the source,
-//! the launches in this folder and the CPU test of the kernels. With the feature `cuda`, they also check them
+//! the launches in this folder and the kernels' CPU test. With the feature `cuda`, they also check them
 //! against the compiled kernels.
 
 #![cfg_attr(
@@ -80,7 +80,7 @@ macro_rules! kernels {
                     grid_dim: (u32, u32, u32),
                 ) -> candle_core::Result<()> {
                     // Comparing up to three names is negligible next to the driver's lookup and launch.
-                    assert!([$($name),*].contains(&name), "kernel `{name}` has different parameters");
+                    assert!([$($name),*].contains(&name), "kernel `{name}` does not take these parameters");
                     let name = format!("{name}_{}", T::NAME);
                     let function = device.get_or_load_custom_func(&name, MODULE, KERNELS)?;
                     let mut launch = function.builder();
@@ -191,7 +191,7 @@ kernels! {
         factor: f32,
     }
 
-    /// One step of AdamW in place.
+    /// One AdamW step, in place.
     AdamW ["adamw"] ROW_THREADS {
         parameter: Shared<'a, T>,
         mean: Shared<'a, T>,
@@ -344,7 +344,7 @@ mod tests {
         letter.is_alphanumeric() || letter == '_'
     }
 
-    /// First token of `text`: a word, or any other single character.
+    /// Returns the first token of `text`: a word, or any other single character.
     fn first_token(text: &str) -> Option<&str> {
         let first = text.chars().next()?;
         let word = text.find(|letter| !is_word(letter)).unwrap_or(text.len());
@@ -442,7 +442,7 @@ mod tests {
         kernels.collect()
     }
 
-    /// C++ spelling of a declared parameter type.
+    /// Returns the C++ spelling of a declared parameter type.
     fn c_spelling(declared: &str, element: &str) -> String {
         let plain: String = declared.chars().filter(|letter| !letter.is_whitespace()).collect();
         let inner = |kind: &str, end: &str| {
@@ -468,7 +468,7 @@ mod tests {
         }
     }
 
-    /// Text after `start`, up to `end`.
+    /// Returns the text after `start`, up to `end`.
     fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
         let (_, rest) = text.split_once(start).unwrap_or_else(|| panic!("`{start}` is missing"));
         rest.split_once(end).unwrap_or_else(|| panic!("`{end}` is missing after `{start}`")).0
@@ -483,7 +483,7 @@ mod tests {
         pairs
     }
 
-    /// Pairs of a struct and a kernel in the launches, with every value of a composed name.
+    /// Pairs of a struct and a kernel in the launches, with every possible value of a composed name.
     fn launched_pairs() -> BTreeSet<(String, String)> {
         let widths = between(ATTENTION, "const HEAD_WIDTHS: [usize; 3] = [", "]");
         let widths = widths.replace("WIDEST_SINGLE_QUERY", &WIDEST_SINGLE_QUERY.to_string());
@@ -509,7 +509,7 @@ mod tests {
         pairs
     }
 
-    /// A launch with a wrong name fails only on a GPU, so this test finds it on the CPU.
+    /// Launches with a wrong kernel name would fail only on a GPU; this test finds them on the CPU.
     #[test]
     fn launches_match_the_declarations() {
         assert_eq!(launched_pairs(), declared_pairs());
@@ -517,7 +517,7 @@ mod tests {
 
     /// Kernels without the suffix for the element type, by their names in the CPU test.
     ///
-    /// A function that selects a kernel by width has several.
+    /// A function that selects a kernel by width has several kernels.
     fn cpu_test_names(definition: &str) -> Vec<(&str, &str)> {
         let (mut found, mut name) = (Vec::new(), "");
         let words: Vec<&str> = tokens(definition).filter(|token| !token.trim().is_empty()).collect();

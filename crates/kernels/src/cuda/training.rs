@@ -21,10 +21,10 @@ use crate::on_gpu::{Draws, LOSS_ROWS, LossOnGpu};
 
 /// Maximum number of blocks that sum the squares of one gradient.
 ///
-/// These saturate the memory bandwidth of a large GPU.
+/// This many blocks saturate the memory bandwidth of a large GPU.
 const MAX_SUMS: usize = 512;
 
-/// Applies dropout to a constant `x`, with the draws of [`Dropout::draw`].
+/// Applies dropout to a constant `x`, with the samples of [`Dropout::sample`].
 pub(crate) fn dropout(x: &Tensor, dropout: Dropout, draws: &Draws) -> Result<Option<Tensor>> {
     if !applies(&[x]) || x.elem_count() != draws.rows * draws.width {
         return Ok(None);
@@ -153,8 +153,8 @@ fn launch_wide_norm<T: Element>(x: &Tensor, [weight, bias]: [&Tensor; 2], epsilo
 
 /// Gradient of the input of [`wide_norm`], and partial sums of the parameter gradients.
 ///
-/// The partial sums are rows of concatenated gradients of `weight` and `bias`. Their sum over the rows is the
-/// gradient.
+/// Each row of partial sums concatenates the gradients of `weight` and `bias`. The sum over the rows is the
+/// parameter gradient.
 pub(crate) fn wide_norm_backward(
     x: &Tensor,
     weight: &Tensor,
@@ -200,7 +200,7 @@ fn launch_norm_backward<T: Element>(
 /// Alignment of the rows of logits, in elements.
 const ROW_ALIGNMENT: usize = 8;
 
-/// Mean negative log-probability of `targets`, see [`crate::head_loss`](crate::head_loss()).
+/// Mean negative log-probability of `targets`; see [`crate::head_loss`](crate::head_loss()).
 ///
 /// `hidden` is `(rows, C)` and `weight` `(V, C)`. `wanted` selects which of their gradients to compute.
 pub(crate) fn head_loss(
@@ -381,7 +381,7 @@ fn launch_adamw<T: Element>(
     unsafe { parameters.launch(device, "adamw", (blocks_for(count)?, 1, 1)) }
 }
 
-/// Sum of squares over all elements of all tensors; the host waits only once.
+/// Sum of the squares of all elements of all tensors; the host waits only once.
 ///
 /// Returns `None` if the kernel does not apply to every tensor.
 pub(crate) fn sum_of_squares(tensors: &[Tensor]) -> Result<Option<f64>> {

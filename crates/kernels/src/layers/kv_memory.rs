@@ -28,7 +28,7 @@ const TOKEN_DIM: usize = 2;
 ///
 /// Clones share the same memory.
 ///
-/// Each row of a batch has a slot of the storage. [`KvMemory::take`] and [`KvMemory::claim`] assign a slot to
+/// Each row of a batch has a slot in the storage. [`KvMemory::take`] and [`KvMemory::claim`] assign a slot to
 /// one owner at a time. [`step_attention`](crate::step_attention) reads and writes the storage.
 #[derive(Debug, Clone)]
 pub struct KvMemory {
@@ -39,10 +39,10 @@ pub struct KvMemory {
     taken: Arc<Mutex<Taken>>,
 }
 
-/// Slots in use: the end of each slot by its start.
+/// Slots in use: maps the start of each slot to its end.
 type Taken = BTreeMap<usize, usize>;
 
-/// RAII guard of a slot; no other caller can take the slot until the guard is dropped.
+/// RAII guard for a slot; no other caller can take the slot until the guard is dropped.
 ///
 /// [`KvMemory::take`] and [`KvMemory::claim`] return it.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub struct SlotGuard {
 }
 
 impl SlotGuard {
-    /// Location of the slot in the storage.
+    /// Returns the slot's location in the storage.
     pub fn place(&self) -> KvSlot {
         self.place
     }
@@ -71,7 +71,7 @@ impl Drop for SlotGuard {
 enum Storage {
     /// Keys and values in the layout of the CPU kernel.
     Panels(Arc<RwLock<arithmetic::KvMemory>>),
-    /// Keys and values, `(N, H · D)` each; a slot is viewed as `(H, S, D)`, where `S` is its padded size.
+    /// Keys and values, `(N, H · D)` each; a slot is viewed as `(H, S, D)` with its padded size `S`.
     Tensors([Tensor; 2]),
 }
 
@@ -103,7 +103,8 @@ impl KvMemory {
             let tokens = KvSlot::room_of(tokens);
             let bytes =
                 tokens.checked_mul(width).and_then(|all| all.checked_mul(tensor_dtype.size_in_bytes()));
-            // A failed allocation of a vector aborts the process, so this checks first.
+            // A failed vector allocation would abort the process, so this first checks whether it can
+            // succeed.
             let can_allocate = |bytes| !device.is_cpu() || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
             bytes.filter(|bytes| can_allocate(*bytes)).ok_or_else(no_memory)?;
             let zeros = || using(device, || Tensor::zeros((tokens, width), tensor_dtype, device));
@@ -112,7 +113,7 @@ impl KvMemory {
         Ok(Self { num_heads, head_dim, dtype, storage, taken: Arc::default() })
     }
 
-    /// Takes the first free slot with `capacity` contiguous tokens, or returns `None`.
+    /// Takes the first free range of `capacity` tokens as a slot, or returns `None` if there is none.
     ///
     /// ```
     /// use candle_core::{DType, Device};
@@ -271,8 +272,8 @@ impl KvMemory {
 
     /// Attention on the CPU over the stored keys and values.
     ///
-    /// There is no backward pass. The result of a query is bit-identical no matter which other queries are in
-    /// the call.
+    /// There is no backward pass. The result for a query is bit-identical no matter which other queries are
+    /// in the call.
     ///
     /// # Shapes
     /// `q` `(B, H, T, D)` in f32; one slot for each row. `visible` has the range of visible keys for each of
@@ -426,7 +427,7 @@ impl KvMemory {
         self.side_by_side(&[slot])?.ok_or_else(|| KernelError::OnlyOnCpu { dtype: self.dtype }.into())
     }
 
-    /// Writes keys and values `(1, H, T, D)` into a slot's tensors; both may be views of the same memory.
+    /// Writes keys and values `(1, H, T, D)` into a slot's tensors, which they may be views of.
     fn set(&self, slot: KvSlot, tokens: [&Tensor; 2], position: usize) -> Result<()> {
         for (memory, tokens) in self.slot(slot)?.iter().zip(tokens) {
             if tokens.dim(TOKEN_DIM)? > 0 {

@@ -19,14 +19,14 @@ fn memory(tokens: usize, dtype: KvDType) -> KvMemory {
     KvMemory::new(3, 20, tokens, dtype, &Device::Cpu).unwrap()
 }
 
-/// Slots with a gap between them, in a different order than the rows.
+/// Slots with a gap between them; the first row has the later slot.
 const SLOTS: [KvSlot; 2] = [KvSlot { start: 320, capacity: 300 }, KvSlot { start: 0, capacity: 302 }];
 
 /// Strided tokens are read back rounded to the storage type, and no other token is written.
 #[test]
 fn write_changes_only_its_own_tokens() {
     for dtype in all_types() {
-        // In the range of q8: 127 steps of a power of two.
+        // Integer values that q8 stores with a small error.
         let exact =
             |seed| (noise((2, 9, 3, 20), seed) * 8.0).unwrap().round().unwrap().transpose(1, 2).unwrap();
         let (keys, new_values) = (exact(1), exact(2));
@@ -71,7 +71,7 @@ fn invalid_shapes_and_ranges_are_rejected() {
         assert!(memory.copy(slots[0], &memory, slots[1], 0..41).is_err());
         let others = KvMemory::new(3, 21, 96, dtype, &Device::Cpu).unwrap();
         assert!(memory.copy(slots[0], &others, slots[1], 0..1).is_err());
-        // Sizes that fit an integer but cannot be allocated exist only with 64-bit addresses.
+        // Only 64-bit targets have sizes that fit into a `usize` but cannot be allocated.
         let huge = [Some(usize::MAX), Some(usize::MAX / 64), 1_usize.checked_shl(50)];
         for tokens in huge.into_iter().flatten() {
             let error = KvMemory::new(12, 64, tokens, dtype, &Device::Cpu).unwrap_err().to_string();
@@ -100,7 +100,7 @@ fn copies_preserve_the_tokens() {
         let exact = memory(624, KvDType::F32);
         exact.copy(SLOTS[1], &source, SLOTS[0], 0..70).unwrap();
         assert!(same(&exact, SLOTS[1], &expected), "{dtype} to f32");
-        // Copies back: representable values are unchanged, or nearly so if scales are recomputed.
+        // Copying the values back leaves them unchanged, or nearly so if the scales are recomputed.
         target.copy(SLOTS[1], &exact, SLOTS[1], 0..70).unwrap();
         let back = target.read(SLOTS[1], 0..70).unwrap();
         for (back, expected) in back.iter().zip(&expected) {
@@ -175,7 +175,7 @@ fn dtype_names_round_trip() {
     assert_eq!(KvDType::from(DType::U32), KvDType::F32);
 }
 
-/// A slot has one owner: overlaps are rejected in any order, and a released slot can be taken again.
+/// A slot has one owner: overlapping slots are rejected, and a released slot can be taken again.
 #[test]
 fn overlapping_slots_are_rejected() {
     for dtype in all_types() {
@@ -210,7 +210,7 @@ fn out_of_range_slots_are_rejected() {
         {
             let slots = vec![KvSlot { start, capacity }; 2];
             let found = memory.side_by_side(&slots);
-            // CPU kernel storage does not consist of tensors.
+            // Storage in the layout of the CPU kernel does not consist of tensors.
             assert!(matches!(found, Err(_) | Ok(None)), "{dtype}: {start}, {capacity}");
             assert_eq!(found.is_err(), !memory.has_kernel(), "{dtype}: {start}, {capacity}");
         }

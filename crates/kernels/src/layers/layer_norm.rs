@@ -33,7 +33,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Creates a norm from `weight` and `bias` of shape `(width)`; `epsilon` is added to the variance.
+    /// Creates a norm from `weight` and `bias`, both `(width)`; `epsilon` is added to the variance.
     pub fn new(weight: Tensor, bias: Option<Tensor>, epsilon: f64) -> Self {
         Self { weight, bias, epsilon }
     }

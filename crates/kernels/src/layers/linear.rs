@@ -101,8 +101,8 @@ impl Linear {
 
     /// Loads a layer that GPT-2 checkpoints store as `Conv1D`.
     ///
-    /// In a [`VarBuilder`](candle_nn::VarBuilder), its weight is `(in, out)`. An empty `VarMap` initializes it
-    /// like [`Linear::load`].
+    /// In a [`VarBuilder`](candle_nn::VarBuilder), its weight is `(in, out)`. An empty `VarMap` initializes
+    /// it like [`Linear::load`].
     ///
     /// # Errors
     /// Same as [`Linear::load`].
@@ -156,7 +156,7 @@ impl Linear {
     /// `x` `(…, in)`; returns `(…, outputs.len())`.
     ///
     /// # Errors
-    /// Same as [`Linear::forward`]. Also if the range is empty or out of bounds.
+    /// Same as [`Linear::forward`], and if the range is empty or out of bounds.
     pub fn forward_outputs(&self, x: &Tensor, outputs: Range<usize>) -> Result<Tensor> {
         if outputs.is_empty() || outputs.end > self.out_features() {
             let what = format!(
@@ -212,7 +212,7 @@ impl Linear {
         y + added
     }
 
-    /// Computes the layer with a fused epilogue on an NVIDIA GPU, or returns `None` if no kernel applies.
+    /// Runs the layer with a fused epilogue on an NVIDIA GPU, or returns `None` if no kernel applies.
     fn on_gpu(&self, x: &Tensor, finish: Finish<&Tensor>) -> Result<Option<Tensor>> {
         match &self.weight {
             Matrix::Dense(weight) => cuda::linear(x, weight, self.bias.as_ref(), finish),

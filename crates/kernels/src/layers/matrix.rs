@@ -46,7 +46,7 @@ impl Matrix {
         let shape = weight.dims2()?;
         let (storage, layout) = weight.storage_and_layout();
         let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
-            return Err(KernelError::NotCpuFloats { found: weight.dtype() }.into());
+            return Err(KernelError::not_cpu_floats(weight).into());
         };
         let strides = match layout.stride() {
             [output, input] => (*output, *input),
@@ -69,7 +69,7 @@ impl Matrix {
         }
     }
 
-    /// The innermost base matrix, without adapters.
+    /// Returns the innermost base matrix, without adapters.
     pub(super) fn fixed(&self) -> &Self {
         match self {
             Self::Dense(_) | Self::Packed(_) => self,
@@ -171,12 +171,12 @@ impl AdaptedMatrix {
         Ok(Self { base, a, b, scale })
     }
 
-    /// The matrix without the adapter.
+    /// Returns the matrix without the adapter.
     pub(super) fn base(&self) -> &Matrix {
         &self.base
     }
 
-    /// The matrix with the adapter merged; gradients reach the adapter.
+    /// Returns the matrix with the adapter merged in; gradients reach the adapter.
     pub(super) fn merged(&self) -> Result<Tensor> {
         self.base.to_tensor()? + (self.b.matmul(&self.a)? * self.scale)?
     }

@@ -1,4 +1,4 @@
-//! Parameter sources of layers.
+//! Sources of layer parameters.
 
 use candle_core::{DType, Result, Shape, Tensor};
 use candle_gpt2_arithmetic::NumberType;
@@ -6,10 +6,10 @@ use candle_nn::{Init, VarBuilder};
 
 use super::matrix::Matrix;
 
-/// Initial weights of a layer in an empty `VarMap`, with GPT-2's `initializer_range`.
+/// Initial distribution of weights in an empty `VarMap`, with GPT-2's `initializer_range`.
 pub(super) const INITIAL_WEIGHT: Init = Init::Randn { mean: 0.0, stdev: 0.02 };
 
-/// Source of parameters by path: a [`VarBuilder`], or a loader that packs linear weights as it reads.
+/// Source of parameters by path: a [`VarBuilder`], or a loader that packs linear weights.
 ///
 /// A [`VarBuilder`] uses the orientation of published checkpoints: [`conv1d`](ParameterSource::conv1d)
 /// weights are `(in, out)`, all others `(out, in)`. All other sources return `(out, in)` for every matrix,
@@ -29,10 +29,10 @@ pub trait ParameterSource: Clone {
     /// Returns the same source with `name` appended to its path.
     fn below(&self, name: impl ToString) -> Self;
 
-    /// Returns the sources of a model's head and of its other parameters, which may be below `prefix`.
+    /// Returns the sources for a model's head and its other parameters, which may be below `prefix`.
     ///
-    /// `name` is one of the other parameters. The default implementation returns this source twice, for
-    /// sources whose names never have the prefix.
+    /// `name` is the name of one of the other parameters. The default implementation returns this source
+    /// twice. It suits sources whose names never have the prefix.
     fn head_and_model(&self, prefix: &str, name: &str) -> [Self; 2] {
         let _ = (prefix, name);
         [self.clone(), self.clone()]
@@ -52,7 +52,7 @@ pub trait ParameterSource: Clone {
         self.parameter((out_features, in_features), name, init).map(Matrix::Dense)
     }
 
-    /// Returns the weight `name` of an embedding or the head, `(out, in)`, possibly in higher precision.
+    /// Returns the weight `name` of an embedding or head, `(out, in)`, possibly in higher precision.
     ///
     /// # Errors
     /// If it is missing or has the wrong shape.
@@ -76,7 +76,7 @@ impl ParameterSource for VarBuilder<'_> {
 
     /// Looks for `name` below the prefix, then without it; an empty `VarMap` gets the prefix.
     ///
-    /// If the path of this source already ends with the prefix, the head is next to it, as in a file.
+    /// If the path of this source already ends with the prefix, the head is next to the prefix, as in a file.
     fn head_and_model(&self, prefix: &str, name: &str) -> [Self; 2] {
         let (path, below) = (self.prefix(), self.pp(prefix));
         match path.strip_suffix(prefix) {
@@ -101,8 +101,8 @@ impl ParameterSource for VarBuilder<'_> {
 
 /// A [`VarBuilder`] whose matrices are all `(out, in)`.
 ///
-/// Examples are the parameters of `expected_parameters`, of minGPT, and of other files that do not come from
-/// transformers.
+/// Examples are the parameters from `expected_parameters`, from minGPT, and from other files that
+/// transformers did not write.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -138,8 +138,8 @@ impl ParameterSource for ByOutput<'_> {
 
 /// A source whose matrices are packed for inference on the CPU, at 4 to 32 bits per weight.
 ///
-/// Packed matrices are faster than dense ones, have no gradients, and cannot be trained. The embedding and the
-/// head get the type [`NumberType::of_tables`].
+/// Packed matrices are faster than dense ones, have no gradients, and cannot be trained. The embedding and
+/// the head get the type [`NumberType::of_tables`].
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

@@ -1,6 +1,6 @@
-//! Activation functions that `activation_function` in a GPT-2 `config.json` may name.
+//! Activation functions that the `activation_function` field of a GPT-2 `config.json` can name.
 //!
-//! Source: `ACT2FN` of transformers (`src/transformers/activations.py`). GPT-2 uses the tanh form of GELU,
+//! Source: `ACT2FN` in transformers (`src/transformers/activations.py`). GPT-2 uses the tanh form of GELU,
 //! which transformers calls `gelu_new`. The name `gelu` is the exact form with the error function.
 
 use candle_core::{Result, Tensor};
@@ -57,7 +57,7 @@ impl Activation {
         ("quick_gelu", Self::QuickGelu),
     ];
 
-    /// Returns the function for a name in transformers, if it is one of [`Activation::NAMES`].
+    /// Returns the function for a transformers name, if it is one of [`Activation::NAMES`].
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, activation)| *activation)
     }
@@ -134,7 +134,7 @@ impl Operation for GeluOnGpu {
     }
 }
 
-/// Converts candle's activation, if GPT-2's `activation_function` can name it.
+/// Converts candle's activation; fails if GPT-2's `activation_function` cannot name it.
 ///
 /// ```
 /// use candle_gpt2_kernels::{Activation, KernelError};

@@ -102,7 +102,7 @@ pub fn gradient_norm(gradients: &[Tensor]) -> Result<f64> {
         return Ok(square.sqrt());
     }
     if !gradients.iter().all(|gradient| gradient.device().is_cpu()) {
-        // Waits for one number instead of one for each gradient.
+        // The host waits for one number instead of one per gradient.
         let squares =
             gradients.iter().map(|gradient| gradient.detach().sqr()?.sum_all()?.to_dtype(DType::F32));
         let squares = squares.collect::<Result<Vec<_>>>()?;
@@ -118,7 +118,7 @@ pub fn gradient_norm(gradients: &[Tensor]) -> Result<f64> {
     Ok(square.sqrt())
 }
 
-/// Sum of the squares of all elements; [`gradient_norm`] is the square root over all gradients.
+/// Sum of the squares of all elements, which [`gradient_norm`] adds up over all gradients.
 ///
 /// # Errors
 /// If candle cannot read the tensor.

@@ -83,7 +83,7 @@ pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Re
             return record_tensor(projections, context, AttentionOnGpu(attention));
         }
         return match (projections, is_constant) {
-            // The attention weights of all heads are the largest tensors that training would save.
+            // Recomputes the attention weights, the largest tensors that training would save.
             ([side_by_side], true) => {
                 recomputed(side_by_side, move |x| heads_attention_reference(&[x], &attention))
             }
@@ -230,7 +230,7 @@ pub fn attention_reference(
 
 /// Minimum number of queries in a block.
 ///
-/// Smaller products cost more in calls than they save in arithmetic.
+/// Smaller blocks would cost more in function calls than they save in arithmetic.
 const MIN_BLOCK: usize = 32;
 
 /// Consecutive queries and all keys that any of them sees.
@@ -248,8 +248,8 @@ impl Block {
 
 /// Splits the queries into blocks.
 ///
-/// A block is at most as long as the widest range of visible keys, or `MIN_BLOCK`. A longer block would waste
-/// most products of a sliding window. A block never includes keys of another packed sequence.
+/// A block is at most as long as the widest range of visible keys, or as `MIN_BLOCK`. A longer block would
+/// waste most products of a sliding window. A block never includes keys of another packed sequence.
 fn blocks(visible: &[Range<usize>]) -> Vec<Block> {
     let longest = visible.iter().map(Range::len).max().unwrap_or(0).max(MIN_BLOCK);
     let mut blocks: Vec<Block> = Vec::new();
@@ -261,7 +261,7 @@ fn blocks(visible: &[Range<usize>]) -> Vec<Block> {
                     *keys = keys.start.min(seen.start)..keys.end.max(seen.end);
                 }
             }
-            // A query without visible keys keeps one key, which the mask hides from it.
+            // A block that starts with a query without visible keys gets one key, which the mask hides.
             _ => {
                 let keys = if seen.is_empty() { 0..1 } else { seen.clone() };
                 blocks.push(Block { queries: query..query + 1, keys });
@@ -272,9 +272,9 @@ fn blocks(visible: &[Range<usize>]) -> Vec<Block> {
 }
 
 impl HeadsAttention {
-    /// Mask that hides keys of a block from queries, `(1, 1, T, S)`, or `(B, 1, T, S)` for each sequence.
+    /// Mask that hides a block's keys from its queries, or `None` if every query sees every key.
     ///
-    /// Returns `None` if every query sees every key.
+    /// The shape is `(1, 1, T, S)`, or `(B, 1, T, S)` if each sequence has its own visible keys.
     fn hidden(&self, block: &Block, queries: usize, device: &Device) -> Result<Option<Tensor>> {
         let of_texts = self.visible.chunks(queries).map(|of_text| &of_text[block.queries.clone()]);
         let seen: Vec<Range<usize>> = of_texts.flatten().map(|seen| block.seen(seen)).collect();
@@ -348,7 +348,7 @@ impl Operation for AttentionOnGpu {
     }
 }
 
-/// Number of parts (queries, keys, values) concatenated in tensor `index` of `tensors` tensors.
+/// Number of parts (queries, keys, values) that the tensor at `index` of `tensors` concatenates.
 fn parts_of(tensors: usize, index: usize) -> usize {
     match (tensors, index) {
         (1, _) => 3,

@@ -24,7 +24,7 @@ pub(crate) fn wide(dtype: DType) -> DType {
 
 /// Applies an elementwise function, in f32 if `x` is half precision, and rounds once.
 ///
-/// The same holds for its gradient.
+/// The gradient is computed in the same way.
 pub(crate) fn in_wide_type(
     x: &Tensor,
     function: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
@@ -48,7 +48,7 @@ pub(crate) fn composed_dropout(x: &Tensor, dropout: Dropout, draws: Draws) -> Re
     in_wide_type(x, move |x| (x * kept.to_dtype(x.dtype())?)? * dropout.factor())
 }
 
-/// Dropout kernel of NVIDIA GPUs, which samples again in the backward pass.
+/// Dropout kernel on NVIDIA GPUs, which samples the same mask again in the backward pass.
 struct DropOnGpu(Dropout, Draws);
 
 impl Operation for DropOnGpu {
@@ -64,13 +64,13 @@ impl Operation for DropOnGpu {
 
 /// Unwraps the gradient of an operation whose forward pass ran on an NVIDIA GPU.
 ///
-/// It is an error if the backward kernel does not apply.
+/// Returns an error if the backward kernel does not apply.
 pub(super) fn on_its_gpu<T>(found: Option<T>, operation: &impl Operation) -> Result<T> {
     match found {
         Some(found) => Ok(found),
         None => {
             candle_core::bail!(
-                "{}: expected a gradient on the input's GPU and in its dtype",
+                "{}: expected a gradient on the input's GPU and in the input's dtype",
                 operation.name()
             )
         }

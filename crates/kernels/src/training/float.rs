@@ -19,7 +19,7 @@ pub(super) use for_float;
 
 /// Element type of CPU training: f32 or f64.
 pub(crate) trait CpuFloat: Float + WithDType {
-    /// Mutable values of a storage, if it has this dtype.
+    /// Returns the values of a storage for writing, if the storage has this dtype.
     fn values_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
 
     /// Product with a packed weight, plus the bias if there is one.
@@ -83,7 +83,7 @@ pub(super) trait FloatOperation: Send + Sync + 'static {
     /// Name for error messages.
     const NAME: &str;
 
-    /// Adds the gradients of the inputs that need them to `sums`.
+    /// Adds a gradient to `sums` for each input that needs one.
     fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()>;
 }
 

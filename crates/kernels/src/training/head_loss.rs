@@ -2,8 +2,8 @@
 //!
 //! The logits of all tokens are the largest tensor of a training step, and a plain cross-entropy keeps about
 //! six tensors of that size. Here, a chunk of logits lives only until its loss and its gradients are
-//! computed. The gradients of hidden states and head are complete when the loss is, so the backward pass only
-//! passes them on.
+//! computed. The gradients of the hidden states and the head are complete as soon as the loss is, so the
+//! backward pass only passes them on.
 //!
 //! Without a kernel, each chunk is recomputed in the backward pass.
 
@@ -156,7 +156,7 @@ fn check(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<(usize, us
 
 /// Loss operation whose gradients are computed together with the loss.
 struct HeadLoss {
-    /// Gradients of the hidden states and the head (`None` if frozen); the backward pass takes them.
+    /// Gradients of hidden states and head (`None` if frozen), until the backward pass takes them.
     gradients: Mutex<Option<[Option<Tensor>; 2]>>,
 }
 
@@ -172,7 +172,9 @@ impl Operation for HeadLoss {
         let factor = gradient.to_dtype(DType::F64)?.to_device(&Device::Cpu)?.to_scalar::<f64>()?;
         let gradients = self.gradients.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(gradients) = gradients else {
-            candle_core::bail!("the gradients of a head loss can be computed only once; recompute the loss");
+            candle_core::bail!(
+                "the gradients of this loss have already been computed; compute the loss again"
+            );
         };
         for (input, gradient) in inputs.iter().zip(gradients) {
             let Some(gradient) = gradient else { continue };

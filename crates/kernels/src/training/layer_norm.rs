@@ -53,7 +53,7 @@ impl Operation for NormOnGpu {
         let of_parameters = column_sums(&rows)?;
         let width = weight.elem_count();
         for (input, first) in inputs[1..].iter().zip([0, width]) {
-            // Each gradient gets its own memory.
+            // Copies each gradient into memory of its own.
             sums.add(input, of_parameters.narrow(0, first, width)?.force_contiguous()?)?;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Operations with their own backward pass, for training on a CPU in f32 and f64.
 //!
-//! Most of them also have kernels for NVIDIA GPUs. Each one has a composition of candle operations, see
-//! `composed`, for all other devices and dtypes. Tests compare it with the kernel.
+//! Most of them also have kernels for NVIDIA GPUs. Each operation has a composition of candle operations (see
+//! `composed`) for all other devices and dtypes. Tests compare the composition with the kernel.
 //!
 //! The kernels make one pass over memory instead of five to ten and keep no temporaries until the backward
 //! pass. They use the CPU's vector instructions and add gradients in place. Layer norm, GELU, ReLU, dense

@@ -1,8 +1,8 @@
 //! Differentiable operations with their own backward pass, and the tape that runs it.
 //!
-//! Every operation is a candle custom op, so candle's `backward` finds its gradients too. But for each
-//! gradient that leaves an operation, candle allocates a tensor of zeros and adds to it. It also keeps all
-//! saved tensors until the end.
+//! Every operation is a candle custom op, so candle's `backward` also computes the operation's gradients. But
+//! for each gradient that leaves an operation, candle allocates a tensor of zeros and adds the gradient to
+//! it. candle also keeps all saved tensors until the end.
 //!
 //! [`gradients`] therefore runs its own backward pass through these operations. Gradients are added in place,
 //! and products accumulate into existing sums. Gradients of variables use memory that the next step reuses.
@@ -30,7 +30,7 @@ use crate::per_thread::{
     is_without_gradients, with_recording, with_tape,
 };
 
-/// Records an operation and returns its output as a tensor through which gradients reach the inputs.
+/// Records an operation and returns its output, through which gradients reach the inputs.
 ///
 /// There are one to three inputs. The output must be contiguous in its storage, on the inputs' device.
 pub(crate) fn record(
@@ -86,7 +86,7 @@ pub(crate) fn memory_for(variable: &Tensor) -> Result<Tensor> {
     memory.map_or_else(|| unwritten(variable), Ok)
 }
 
-/// Uninitialized memory for a tensor's first gradient; callers must write all of it before reading it.
+/// Uninitialized memory for a tensor's first gradient; callers must fill it before reading it.
 fn unwritten(tensor: &Tensor) -> Result<Tensor> {
     // SAFETY: every bit pattern is a valid value of the dtype, and the first write does not depend on the
     // contents.
@@ -150,7 +150,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Removes and returns the sum of a tensor's gradients, if it has any.
+    /// Removes and returns the sum of a tensor's gradients, if there is one.
     fn take(&mut self, id: TensorId) -> Option<Tensor> {
         match self.0.remove(&id)? {
             Sum::Memory(_) => None,
@@ -158,7 +158,7 @@ impl Sums {
         }
     }
 
-    /// Like [`Sums::take`], but in memory that has no other owner.
+    /// Like [`Sums::take`], but returns memory that has no other owner.
     fn take_owned(&mut self, id: TensorId) -> Result<Option<Tensor>> {
         match self.0.remove(&id) {
             Some(Sum::Owned(sum)) => Ok(Some(sum)),
@@ -167,7 +167,7 @@ impl Sums {
         }
     }
 
-    /// Removes and returns the memory for a tensor's first gradient, if it has any.
+    /// Removes and returns the memory for a tensor's first gradient, if there is any.
     fn take_memory(&mut self, id: TensorId) -> Option<Tensor> {
         match self.0.remove(&id)? {
             Sum::Memory(memory) => Some(memory),
@@ -277,7 +277,7 @@ impl Node {
         }
     }
 
-    /// Gradients of the inputs, for candle's own backward pass.
+    /// Computes the gradients of the inputs for candle's own backward pass.
     fn gradients<const N: usize>(
         &self,
         inputs: [&Tensor; N],
@@ -288,7 +288,7 @@ impl Node {
         let gradients = inputs.map(|input| sums.take(input.id()));
         if !sums.0.is_empty() {
             candle_core::bail!(
-                "{}: candle's backward pass would skip variables inside this operation; use `gradients` of this crate",
+                "{}: candle's backward pass would skip variables inside this operation; use this crate's `gradients`",
                 self.operation.name()
             );
         }
@@ -296,7 +296,7 @@ impl Node {
     }
 }
 
-/// Expands to the type, once for each input.
+/// Expands to the given type; used to repeat the type once for each input.
 macro_rules! for_input {
     ($input:ident, $type:ty) => {
         $type

@@ -9,7 +9,7 @@ use candle_gpt2_kernels::{Activation, KvMemory, LayerNorm, Linear, prefix_attent
 use candle_gpt2_testing::{assert_parity, device, dtype, pattern, skipped, values};
 use candle_nn::ops::softmax;
 
-/// Tolerance for two f32 sums of 20 products of values below 1.
+/// Tolerance for differences between two f32 sums of 20 products of values below 1.
 const TIGHT: f64 = 2e-6;
 /// Tolerance for sums of up to 1,100 products in different orders, with results up to 30.
 const LONG_SUMS: f64 = 5e-5;
@@ -97,7 +97,7 @@ fn steps_at_positions_in_device_memory() -> Result<()> {
         let x = rounded(&[3, tokens, INPUT], 1.0, 1)?;
         let (weight, bias) = (rounded(&[6 * head_dim, INPUT], 0.5, 2)?, rounded(&[6 * head_dim], 1.0, 3)?);
         let projected = x.broadcast_matmul(&weight.t()?)?.broadcast_add(&bias)?;
-        // Rounded like the stored keys and values, and like the queries in the kernel.
+        // Rounds to the dtype of the stored keys and values, and of the queries in the kernel.
         let projected = projected.to_dtype(dtype())?.to_dtype(DType::F32)?;
         let projected = projected.reshape((3, tokens, 6, head_dim))?.transpose(1, 2)?;
         let slots = KvSlot::side_by_side(3, CAPACITY);

@@ -7,7 +7,7 @@ use candle_gpt2_arithmetic::{NumberType, RandomStream};
 use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, dropout};
 use candle_gpt2_testing::{Fixture, assert_close, pattern, values};
 
-/// Tolerance for transcendental functions; libraries differ by a few units in the last place in f32.
+/// Tolerance for transcendental functions, which differ by a few f32 units in the last place.
 const FORWARD_TOLERANCE: f64 = 2e-6;
 /// Tolerance for candle's backward pass of tanh GELU, whose constants have only six digits.
 const BACKWARD_TOLERANCE: f64 = 1e-5;

@@ -42,7 +42,7 @@ fn assert_gradients(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Te
             let mut moved = original.clone();
             moved[element] += step;
             let mut inputs = inputs.clone();
-            // A variable, so that the perturbed call runs the differentiable operation too.
+            // Uses a variable, so that the perturbed call also runs the differentiable operation.
             let moved = Tensor::from_vec(moved, inputs[index].shape(), &Device::Cpu)?;
             inputs[index] = Var::from_tensor(&moved)?.as_tensor().clone();
             weighted(&inputs)?.to_scalar()
@@ -142,14 +142,14 @@ fn causal(heads: usize, tokens: usize, scale: f64, dropout: Option<Dropout>) -> 
     HeadsAttention { heads, scale, visible: masks(tokens, tokens)[0].1.clone(), added: None, dropout }
 }
 
-/// Projections of two heads in one, two and three tensors.
+/// Projections for two heads, in one, two and three tensors.
 fn projections(batch: usize, queries: usize, keys: usize, head_dim: usize) -> Vec<Vec<Tensor>> {
     let tensor =
         |tokens: usize, parts: usize, index: u64| pattern(&[batch, tokens, parts * 2 * head_dim], 4.0, index);
     let mut layouts = vec![
         vec![tensor(queries, 1, 0), tensor(keys, 2, 1)],
         vec![tensor(queries, 1, 2), tensor(keys, 1, 3), tensor(keys, 1, 4)],
-        // Values with a different width than the keys.
+        // Values whose width differs from the width of the keys.
         vec![tensor(queries, 1, 5), tensor(keys, 1, 6), tensor(keys, 2, 7)],
     ];
     if queries == keys {
@@ -241,7 +241,8 @@ fn mismatched_projections_are_rejected() {
 #[test]
 fn attention_dropout_zeroes_its_fraction_and_scales_the_rest() -> Result<()> {
     const TOKENS: usize = 128;
-    // Equal scores give weights of 1 / (i + 1). With the identity as values, the context equals the weights.
+    // Equal scores give weights of 1 / (i + 1). The values form an identity matrix, so the contexts equal the
+    // weights.
     let zeros = Tensor::zeros((1, TOKENS, 2 * TOKENS), DType::F32, &Device::Cpu)?;
     let identity = Tensor::eye(TOKENS, DType::F32, &Device::Cpu)?.unsqueeze(0)?;
     let qkv = Tensor::cat(&[zeros, identity], 2)?;
@@ -564,7 +565,7 @@ fn recomputation_does_not_change_gradients() -> Result<()> {
     Ok(())
 }
 
-/// Includes a loss and steps that only candle computes, and a variable used by candle and this crate.
+/// Includes a loss and steps that only candle computes, and a variable that candle also uses.
 #[test]
 fn gradients_pass_through_candle_operations() -> Result<()> {
     let variables =

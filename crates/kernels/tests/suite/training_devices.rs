@@ -14,9 +14,9 @@ use candle_gpt2_kernels::{
 };
 use candle_gpt2_testing::{assert_close_absolute, device, pattern, skipped, values};
 
-/// Tolerance for f32 sums of a few thousand products in another order, relative to the largest value.
+/// Tolerance for reordered f32 sums of a few thousand products, relative to the largest value.
 const F32_TOLERANCE: f64 = 5e-5;
-/// Tolerance for bf16: norm of the differences, relative to the norm of the values.
+/// Tolerance for bf16: norm of the differences divided by the norm of the values.
 ///
 /// bf16 has 8 significant bits, so a value has a relative error of 2^-9. After a few operations, the error is
 /// a few times as large.
@@ -135,7 +135,7 @@ fn linear_layers() -> Result<()> {
     })
 }
 
-/// Summed in bf16, 3,000 ones would add up to only 256.
+/// Checks that sums accumulate in f32: in bf16, 3,000 ones would add up to only 256.
 #[test]
 fn bias_gradient_is_summed_in_f32() -> Result<()> {
     let variable = |shape: &[usize]| Var::from_tensor(&Tensor::zeros(shape, DType::F32, &device())?);
@@ -241,8 +241,8 @@ fn attention_with_and_without_dropout() -> Result<()> {
             added,
             dropout,
         };
-        // Causal, full, and half of the causal range. NVIDIA GPUs have kernels for ranges that start at the
-        // first key.
+        // Causal, full, and half of the causal range. NVIDIA GPUs have kernels only for ranges that start at
+        // the first key.
         let seen: [fn(usize) -> Range<usize>; 3] =
             [|query| 0..query + 1, |_| 0..10, |query| 0..1 + query / 2];
         for seen in seen.into_iter().chain([seen_in_four as fn(usize) -> Range<usize>]) {

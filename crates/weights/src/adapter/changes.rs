@@ -1,4 +1,4 @@
-//! Conversion of an adapter's tensors into changes of a model's parameters.
+//! Conversion of an adapter's tensors into changes to a model's parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::{Checkpoint, TensorFile, WeightsError};
 const PEFT_PREFIX: &str = "base_model.model.";
 /// PEFT's default adapter name, which files rarely contain.
 const DEFAULT_NAME: &str = ".default";
-/// Modules outside the blocks' linear layers that can have adapters.
+/// Modules that can have adapters in addition to the linear layers of the blocks.
 const TABLES: [&str; 2] = ["wte", "wpe"];
 
 /// Role of a tensor in an adapter.
@@ -45,17 +45,18 @@ impl Part {
 
 /// Adapter tensors grouped by purpose.
 struct Sorted<'a> {
-    /// Tensors of low-rank products, by module and part.
+    /// Low-rank product tensors, by module and part.
     parts: BTreeMap<(String, Part), &'a Tensor>,
-    /// Full parameters, keyed by model name: base-layer flag, name in the file and value.
+    /// Full parameters, keyed by their names in the model.
     ///
+    /// Each entry has a base-layer flag, the name in the file, and the value.
     /// A base layer is shared with a tied head.
     whole: BTreeMap<String, (bool, &'a str, &'a Tensor)>,
-    /// Prefix of the model's names in the file.
+    /// Prefix of the model's parameter names in the file.
     prefix: &'static str,
 }
 
-/// Reasons why an adapter does not fit, one per line.
+/// Reasons why an adapter does not match the model, one per line.
 type Faults = Vec<String>;
 
 /// Adds an adapter's changes to a checkpoint.
@@ -66,7 +67,7 @@ pub(super) fn apply(
 ) -> std::result::Result<(), WeightsError> {
     let refuse = |what: String| WeightsError::Adapter { path: adapter.file.clone(), what };
     if !weight.is_finite() {
-        return Err(refuse(format!("the weight {weight} is not a finite number")));
+        return Err(refuse(format!("the adapter weight {weight} is not a finite number")));
     }
     let TensorFile { tensors, .. } = TensorFile::read(&adapter.file)?;
     let sorted = sort(&tensors).map_err(refuse)?;
@@ -130,7 +131,7 @@ fn sort(tensors: &BTreeMap<String, Tensor>) -> std::result::Result<Sorted<'_>, S
         };
         if !is_new {
             return Err(format!(
-                "duplicate tensor `{shown}`, with and without prefixes; save the adapter again"
+                "tensor `{shown}` occurs twice, with and without prefixes; save the adapter again"
             ));
         }
     }
@@ -184,13 +185,13 @@ fn changes(
         let stored = checkpoint_shape(parameter, Orientation::Conv1D);
         if tensor.dims() != stored {
             faults.push(format!(
-                "tensor `{shown}`: expected {}, found {}",
+                "tensor `{shown}`: expected shape {}, found {}",
                 ShapeOf(&stored),
                 ShapeOf(tensor.dims())
             ));
             continue;
         }
-        // The kind decides, because the shape is ambiguous: `attn.c_proj` is square.
+        // The kind determines the layout, because the shape can be ambiguous: `attn.c_proj` is square.
         let value = match parameter.kind {
             ParameterKind::Linear => tensor.t()?.contiguous()?,
             _ => (*tensor).clone(),
@@ -206,8 +207,10 @@ fn changes(
         let full = full_name(sorted.prefix, module);
         let file_name = |part: Part| format!("{PEFT_PREFIX}{full}.{}", part.name());
         if adapter.config.is_saved(&full) && !sorted.whole.contains_key(name) {
-            faults
-                .push(format!("tensor `{PEFT_PREFIX}{full}.{part}` is missing: expected {}", ShapeOf(shape)));
+            faults.push(format!(
+                "tensor `{PEFT_PREFIX}{full}.{part}` is missing: expected shape {}",
+                ShapeOf(shape)
+            ));
         }
         if part != "weight" {
             continue;
@@ -229,14 +232,14 @@ fn changes(
             match sorted.parts.get(&(module.to_owned(), part)) {
                 Some(tensor) if tensor.dims() == expected => pair.push((*tensor).clone()),
                 Some(tensor) => faults.push(format!(
-                    "tensor `{}`: expected {}, found {}",
+                    "tensor `{}`: expected shape {}, found {}",
                     file_name(part),
                     ShapeOf(&expected),
                     ShapeOf(tensor.dims())
                 )),
                 None => {
                     faults.push(format!(
-                        "tensor `{}` is missing: expected {}",
+                        "tensor `{}` is missing: expected shape {}",
                         file_name(part),
                         ShapeOf(&expected)
                     ));
@@ -262,9 +265,9 @@ fn changes(
                     faults.push(format!("tensor `{}`: the layer has no bias", file_name(Part::Bias)));
                 }
                 other => faults.push(format!(
-                    "tensor `{}`: expected ({out_features}), found {}",
+                    "tensor `{}`: expected shape ({out_features}), found {}",
                     file_name(Part::Bias),
-                    other.map_or_else(|| "none".to_owned(), |tensor| ShapeOf(tensor.dims()).to_string())
+                    other.map_or_else(|| "no tensor".to_owned(), |tensor| ShapeOf(tensor.dims()).to_string())
                 )),
             }
         }
@@ -284,7 +287,8 @@ fn changes(
             faults.push(unknown(&shown, tensor, config));
         } else if !is_own || !adapter.config.is_target(&full, is_linear) {
             faults.push(format!(
-                "tensor `{shown}`: found {}, but adapter_config.json does not select it (target_modules, layers_to_transform, lora_bias)",
+                "the file contains tensor `{shown}` of shape {}, but adapter_config.json does not select it \
+                 (target_modules, layers_to_transform, lora_bias)",
                 ShapeOf(tensor.dims())
             ));
         }
@@ -297,10 +301,10 @@ fn is_linear(name: &str, kind: ParameterKind) -> bool {
     kind.is_multiplied() && ![EMBEDDING, HEAD].contains(&name)
 }
 
-/// Error message for a tensor without a matching parameter in the model.
+/// Returns the error message for a tensor without a matching parameter in the model.
 fn unknown(name: &str, tensor: &Tensor, config: &Gpt2Config) -> String {
     format!(
-        "tensor `{name}`: found {}, not a parameter of this model with {} blocks",
+        "tensor `{name}` of shape {} is not a parameter of this model with {} blocks",
         ShapeOf(tensor.dims()),
         config.n_layer
     )
@@ -323,7 +327,8 @@ fn check_combination(
     #[expect(clippy::float_cmp, reason = "only the default is exact")]
     if let (Some(name), true) = (whole.first(), weight != 1.0) {
         return Err(format!(
-            "the adapter replaces `{name}` (modules_to_save or bias), so its changes cannot be scaled; omit the weight of the adapter"
+            "the adapter replaces `{name}` (modules_to_save or bias), so it cannot be scaled; \
+             omit the weight of this adapter"
         ));
     }
     let is_replaced = |name: &String| checkpoint.changes.get(name).is_some_and(Change::is_replacement);
@@ -333,7 +338,7 @@ fn check_combination(
     Ok(())
 }
 
-/// Adds the changes to a checkpoint, and unties its head if it now differs from the embedding.
+/// Adds the changes to a checkpoint, and unties the head if it may then differ from the embedding.
 fn merge_changes(
     checkpoint: &mut Checkpoint,
     config: Gpt2Config,
@@ -368,7 +373,7 @@ fn merge_changes(
         whole.products.extend(change.products);
         whole.offsets.extend(change.offsets);
     }
-    // Adds parameters of a head that only the adapter has.
+    // Adds the parameters of a head that only the adapter has.
     for parameter in expected_parameters(&checkpoint.config) {
         let name = parameter.name.clone();
         checkpoint.naming.parameters.entry(name).or_insert((Origin::Zeros, parameter));

@@ -67,7 +67,7 @@ pub(super) struct AdapterConfig {
     is_rank_stabilized: bool,
     /// Whether `B` has a bias.
     pub(super) has_bias: bool,
-    /// Whether an adapter of the output head also applies to the embedding.
+    /// Whether an adapter for the output head also applies to the embedding.
     pub(super) ties_head: bool,
     targets: Modules,
     excluded: Modules,
@@ -76,7 +76,7 @@ pub(super) struct AdapterConfig {
     saved: Vec<Regex>,
 }
 
-/// Selects modules by name.
+/// Selection of modules by name.
 #[derive(Debug, Clone)]
 enum Modules {
     /// Full module names, or suffixes after a dot.
@@ -162,10 +162,10 @@ impl AdapterConfig {
         self.targets.contain(module, is_linear) && (!is_listed || self.is_in_layers(module))
     }
 
-    /// Whether the module is in one of the `layers_to_transform`, if that setting exists.
+    /// Whether the module is in one of the `layers_to_transform`; true if that setting is missing.
     fn is_in_layers(&self, module: &str) -> bool {
         let Some(layers) = &self.layers else { return true };
-        // An exact module name is not restricted.
+        // A module that is selected by its full name may be in any layer.
         if matches!(&self.targets, Modules::Named(names) if names.iter().any(|name| name == module)) {
             return true;
         }
@@ -256,7 +256,7 @@ impl Settings {
         let is_known = |name: &str| NEUTRAL.contains(&name) || KNOWN.contains(&name);
         match self.0.iter().find(|(name, value)| !is_known(name) && !is_empty(value)) {
             Some((name, value)) => Err(format!(
-                "`{}` is {}, an unsupported setting that may change the results; {REMEDY}",
+                "`{}` is set to {}, but this setting is unsupported and may change the results; {REMEDY}",
                 candle_gpt2::excerpt(name),
                 shown(value)
             )),

@@ -1,4 +1,4 @@
-//! LoRA adapters of PEFT: `adapter_config.json` and `adapter_model.safetensors` (or `.bin`).
+//! PEFT's LoRA adapters: `adapter_config.json` and `adapter_model.safetensors` (or `.bin`).
 //!
 //! An adapter adds `scale · B A` to some weights of its base model and replaces others.
 //! [`Checkpoint::with_adapters`] checks it against the model. Each weight is merged in f32 when it is read,

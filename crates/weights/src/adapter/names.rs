@@ -1,13 +1,13 @@
-//! File names of an adapter, and messages for adapters where a model is expected.
+//! Adapter file names, and messages for an adapter that is passed in place of a model.
 
 use std::path::Path;
 
 use crate::WeightsError;
 use crate::files::Files;
 
-/// Settings file of a PEFT adapter.
+/// PEFT adapter settings file.
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
-/// Weights files of an adapter, in the order in which PEFT looks for them.
+/// Adapter weights files, in PEFT's lookup order.
 pub(crate) const ADAPTER_WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 /// Maximum size of the settings file; real ones are about a kilobyte.
 pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -33,7 +33,7 @@ pub(crate) fn instead_of_model(files: &Files, path: &Path) -> WeightsError {
     WeightsError::NotWeights { path: path.to_owned(), what }
 }
 
-/// Returns the note that an adapter next to the weights is not applied.
+/// Returns a note that the adapter next to the weights is not applied.
 pub(crate) fn adjacent_note(weights: &str, folder: &Path) -> String {
     format!(
         "the adapter next to {weights} ({ADAPTER_CONFIG}) is not applied; to apply it, add `--adapter {}`",

@@ -1,4 +1,4 @@
-//! GGUF files with architecture `gpt2`, the format of llama.cpp.
+//! Reader for GGUF, the format of llama.cpp, with the architecture `gpt2`.
 //!
 //! The header yields a configuration, a tokenizer and a list of tensors. candle dequantizes their blocks.
 //! Weights of linear layers are `(out, in)`.
@@ -23,7 +23,7 @@ const MAX_HEADER_BYTES: u64 = 16 << 20;
 /// Smallest alignment in the format; every alignment is a multiple of it.
 const MIN_ALIGNMENT: u64 = 8;
 
-/// Reader of llama.cpp's format.
+/// Reader for llama.cpp's format.
 pub(super) const READER: Reader = Reader {
     rank: 5,
     matches: |_, start| Ok(start.starts_with(b"GGUF")),
@@ -143,11 +143,11 @@ fn config(header: &Header, tensors: &[StoredTensor]) -> Result<Gpt2Config, Strin
         "n_embd": integer("gpt2.embedding_length"),
         "n_layer": integer("gpt2.block_count"),
         "n_head": integer("gpt2.attention.head_count"),
-        // llama.cpp's converter writes 4 n_embd in the header, whatever n_inner is.
+        // llama.cpp's converter writes 4 n_embd in the header, regardless of n_inner.
         "n_inner": expand.and_then(|tensor| tensor.shape.first()),
-        // The header stores f32. The shortest decimal that rounds to it is the original value.
+        // The header stores f32. The shortest decimal that rounds to that value is the original value.
         "layer_norm_epsilon": epsilon.and_then(|epsilon| epsilon.to_string().parse::<f64>().ok()),
-        // A single matrix serves as both.
+        // A single matrix serves as both embedding and head.
         "tie_word_embeddings": head.is_none() || embedding.is_none(),
         "bos_token_id": integer("tokenizer.ggml.bos_token_id"),
         "eos_token_id": integer("tokenizer.ggml.eos_token_id"),
@@ -161,7 +161,7 @@ fn config(header: &Header, tensors: &[StoredTensor]) -> Result<Gpt2Config, Strin
     Gpt2Config::from_json(&json.to_string()).map_err(|error| format!("invalid header: {error}"))
 }
 
-/// Builds GPT-2's tokenizer, or one with other merges, from the file's metadata.
+/// Builds the tokenizer from the file's metadata: GPT-2's, or one with other tokens and merges.
 fn tokenizer(header: &Header) -> Result<Tokenizer, String> {
     let texts = |key: &str| -> Result<&[String], String> {
         let value = header.get(key).ok_or_else(|| format!("`{key}` is missing"))?;
@@ -170,7 +170,7 @@ fn tokenizer(header: &Header) -> Result<Tokenizer, String> {
     for (key, expected) in [("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "gpt-2")] {
         match header.get(key).and_then(|value| value.as_text()) {
             Some(found) if found != expected => {
-                return Err(format!("`{key}` is `{found}`, expected `{expected}`"));
+                return Err(format!("`{key}` is `{found}`; expected `{expected}`"));
             }
             _ => {}
         }

@@ -19,7 +19,7 @@ use crate::stored::{StoredDType, StoredTensor};
 const MAGIC: u32 = 20_240_326;
 const HEADER_BYTES: u64 = 256 * 4;
 
-/// Reader of llm.c's format.
+/// Reader for llm.c's format.
 pub(super) const READER: Reader = Reader {
     rank: 6,
     matches: |_, start| Ok(start.first_chunk::<4>().is_some_and(|magic| u32::from_le_bytes(*magic) == MAGIC)),
@@ -57,7 +57,7 @@ fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let rows = usize::try_from(padded_vocab).unwrap_or(0);
     if rows < config.vocab_size {
         return Err(refuse(format!(
-            "invalid header: {rows} embedding rows for a vocabulary of {vocab_size}"
+            "invalid header: {rows} embedding rows for a vocabulary of {vocab_size} tokens"
         )));
     }
 
@@ -68,7 +68,7 @@ fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
         let elements = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size))?;
         let end = position.checked_add(dtype.byte_count(elements)?)?;
         let (shape, bytes) = (shape.to_vec(), position..end);
-        // The padding rows after the embedding's vocabulary are never read.
+        // The embedding's padding rows, which follow the vocabulary, are never read.
         tensors.push(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None, checksum: None });
         position = end;
         (end <= file.len()).then_some(())

@@ -37,7 +37,7 @@ const USUAL_NAMES: [&str; 4] = [
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 ];
-/// Files in a weight format that hold training state instead of the model.
+/// Names of files in a weights format that hold training state instead of the model.
 const TRAINING_STATE: [&str; 7] = [
     "training_args.bin",
     "optimizer.pt",
@@ -48,7 +48,7 @@ const TRAINING_STATE: [&str; 7] = [
     "training-state.safetensors",
 ];
 
-/// Readers of all formats; the first one that recognizes a file reads it.
+/// Readers for all formats; the first one that recognizes a file reads it.
 const READERS: [Reader; 7] = [
     pytorch::ZIP,
     pytorch::LEGACY,
@@ -71,7 +71,7 @@ const _: () = {
     }
 };
 
-/// Reader of the index of a sharded model.
+/// Reader for the index of a sharded model.
 const SHARD_INDEX: Reader = Reader {
     rank: 0,
     matches: |file, _| Ok(weight_map(file)?.is_some()),
@@ -153,7 +153,7 @@ fn open_file(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     read(files, file, reader)
 }
 
-/// Opens a file of arbitrary tensors, and returns them with the file's metadata.
+/// Opens a file with arbitrary tensors, and returns them with the file's metadata.
 pub(crate) fn open_tensors(files: &Files, path: &Path) -> Result<TensorsAndEntries, WeightsError> {
     let file = files.open(path)?;
     let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
@@ -211,7 +211,7 @@ fn read(files: &Files, file: CheckpointFile, reader: Option<&Reader>) -> Result<
 fn check(source: &Source) -> Result<(), String> {
     let tensors = &source.tensors;
     if tensors.len() > MAX_TENSORS {
-        return Err(format!("{} tensors; expected at most {MAX_TENSORS}", tensors.len()));
+        return Err(format!("the file has {} tensors; expected at most {MAX_TENSORS}", tensors.len()));
     }
     let mut names = HashSet::new();
     for tensor in tensors {
@@ -241,7 +241,8 @@ fn check(source: &Source) -> Result<(), String> {
 
 /// Rejects a weight tensor that is larger than the address space allows.
 ///
-/// A tensor is held in one piece, in the file's dtype or in f32. `limit` is in bytes, 2 GiB on 32 bits.
+/// A tensor is held in one piece, in the file's dtype or in f32. `limit` is in bytes, 2 GiB on 32-bit
+/// systems.
 fn check_addressable(tensor: &StoredTensor, limit: u64) -> Result<(), String> {
     let in_f32 = (tensor.element_count() as u64).saturating_mul(size_of::<f32>() as u64);
     let needed = in_f32.max(tensor.stored_bytes());
@@ -270,7 +271,7 @@ fn is_json(start: &[u8]) -> bool {
     start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
 }
 
-/// Returns the shard of each tensor, or `None` if the file is not a shard index.
+/// Returns each tensor's shard, or `None` if the file is not a shard index.
 fn weight_map(file: &CheckpointFile) -> Result<Option<BTreeMap<String, String>>, WeightsError> {
     if file.len() > MAX_INDEX_BYTES || !is_json(&file.first(SNIFFED_BYTES as u64)?) {
         return Ok(None);
@@ -294,7 +295,7 @@ fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsE
     let mut whole: Option<Source> = None;
     let mut seen = HashSet::new();
     for name in names {
-        // A name with a path could reach any file on the system.
+        // A shard name that is a path could refer to any file on the system.
         if Path::new(name).file_name() != Some(name.as_ref()) || name.contains('\\') {
             return Err(refuse(format!(
                 "the shard name `{name}` is a path; shards must be next to their index"
@@ -304,7 +305,7 @@ fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsE
         if !files.exists(&shard_path) {
             return Err(refuse(format!("the shard {name} is missing; put it next to the others")));
         }
-        // An index that lists itself as a shard would be opened forever.
+        // Opening an index that lists itself as a shard would never end.
         let file = files.open(&shard_path)?;
         let reader = detect(&file)?;
         if reader.is_some_and(|reader| reader.rank == SHARD_INDEX.rank) {
@@ -338,9 +339,9 @@ fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsE
     Ok(Source { path: path.to_owned(), evidence, ..whole })
 }
 
-/// Chooses the weights file of a folder, and returns notes on the files that are not read.
+/// Chooses the weights file in a folder, and returns notes on the files that are not read.
 ///
-/// One of the usual names comes first. Otherwise, exactly one file must contain weights.
+/// A file with one of the usual names takes precedence. Otherwise, exactly one file must contain weights.
 fn find_weights(files: &Files, folder: &Path) -> Result<(PathBuf, Vec<String>), WeightsError> {
     let has = |name: &str| files.exists(&folder.join(name));
     let mut notes = Vec::new();
@@ -379,7 +380,9 @@ fn find_weights(files: &Files, folder: &Path) -> Result<(PathBuf, Vec<String>), 
             ", only the shards {} without their index; add the index (model.safetensors.index.json)",
             shards.join(", ")
         )),
-        several => no_weights(format!(", but several others ({}); {remedy}", several.join(", "))),
+        several => {
+            no_weights(format!(", but several other weights files ({}); {remedy}", several.join(", ")))
+        }
     }
 }
 
@@ -479,20 +482,20 @@ fn list_names(mut names: Vec<String>) -> String {
     }
 }
 
-/// Returns the latest index, as recorded in TensorFlow's file `checkpoint`.
+/// Returns the latest index, as recorded in TensorFlow's `checkpoint` file.
 ///
 /// The file contains a line such as `model_checkpoint_path: "…"`.
 fn named_by_tensorflow(files: &Files, folder: &Path) -> Option<String> {
     let text = files.read_small(&folder.join("checkpoint"), MAX_INDEX_BYTES).ok()?;
     let text = String::from_utf8(text).ok()?;
     let path = text.lines().find_map(|line| line.trim().strip_prefix("model_checkpoint_path:"))?;
-    // The path may be from the machine that wrote it, so only the file name counts.
+    // The path may come from the machine that wrote the checkpoint, so only its file name counts.
     let name = Path::new(path.trim().trim_matches('"')).file_name()?;
     let index = with_ending(Path::new(name), ".index").to_str()?.to_owned();
     files.is_file(&folder.join(&index)).then_some(index)
 }
 
-/// Appends `ending` to the whole file name.
+/// Appends `ending` to the file name, after any extension.
 fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);

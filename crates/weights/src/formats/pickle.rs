@@ -83,7 +83,7 @@ pub(crate) enum Callable {
 
 /// Maximum number of values in a pickle; GPT-2 XL's has about ten thousand.
 const MAX_VALUES: usize = 1 << 20;
-/// Maximum length of a storage or callable name in bytes; real ones are a few words.
+/// Maximum length of a storage or callable name in bytes; real names are a few words long.
 const MAX_KEY_BYTES: usize = 256;
 /// Non-tensor objects to skip, by module and name: numbers, types, paths, arguments.
 const INERT: [(&str, &[&str]); 9] = [
@@ -122,7 +122,7 @@ pub(super) const DTYPES: [&str; 22] = [
     "float8_e8m0fnu",
     "float4_e2m1fn_x2",
 ];
-/// Names that a pickle may call, with their replacements.
+/// Names of callables that a pickle may use, with their replacements.
 ///
 /// Besides these, only the types in `DTYPES`, the names in `INERT` and storage types are accepted.
 const CALLABLES: [(&str, &str, Callable); 10] = [
@@ -181,12 +181,12 @@ impl Pickle {
         })
     }
 
-    /// Returns the value for a string key of a dictionary; if the key repeats, the last one.
+    /// Returns a dictionary's value for a string key; if the key repeats, the last value.
     pub(crate) fn entry<'a>(&'a self, dict: &'a Value, key: &str) -> Option<&'a Value> {
         self.entries(dict).filter(|(name, _)| *name == key).last().map(|(_, value)| value)
     }
 
-    /// Iterates over the entries of a dictionary that have text keys.
+    /// Iterates over the entries of a dictionary that have string keys.
     pub(crate) fn entries<'a>(&'a self, dict: &'a Value) -> impl Iterator<Item = (&'a str, &'a Value)> {
         let entries = match dict {
             Value::Dict(entries) => entries.as_slice(),
@@ -217,7 +217,7 @@ impl Machine<'_> {
         loop {
             let [instruction] = self.take::<1>()?;
             if self.values.len() > MAX_VALUES || self.stack.len() > 2 * MAX_VALUES {
-                return Err(format!("it contains more than {MAX_VALUES} values"));
+                return Err(format!("the pickle contains more than {MAX_VALUES} values"));
             }
             match instruction {
                 b'.' => return self.pop(),
@@ -263,7 +263,10 @@ impl Machine<'_> {
                     self.push(Value::Float(value));
                 }
                 b'F' => {
-                    let value = self.take_line()?.parse().map_err(|_| "an invalid float".to_owned())?;
+                    let value = self
+                        .take_line()?
+                        .parse()
+                        .map_err(|_| "the pickle contains an invalid float".to_owned())?;
                     self.push(Value::Float(value));
                 }
                 b'X' => {
@@ -337,7 +340,7 @@ impl Machine<'_> {
                     let items = self.pop_to_mark()?;
                     self.extend_dict(&items)?;
                 }
-                b'(' if self.marks.len() > MAX_VALUES => return Err("it opens too many marks".into()),
+                b'(' if self.marks.len() > MAX_VALUES => return Err("the pickle opens too many marks".into()),
                 b'(' => self.marks.push(self.stack.len()),
                 b'0' => drop(self.pop()?),
                 b'1' => drop(self.pop_to_mark()?),
@@ -358,7 +361,10 @@ impl Machine<'_> {
                     self.memo.insert(index.into(), self.top()?);
                 }
                 b'p' => {
-                    let index = self.take_line()?.parse().map_err(|_| "an invalid memo index".to_owned())?;
+                    let index = self
+                        .take_line()?
+                        .parse()
+                        .map_err(|_| "the pickle contains an invalid memo index".to_owned())?;
                     self.memo.insert(index, self.top()?);
                 }
                 b'h' => {
@@ -370,14 +376,17 @@ impl Machine<'_> {
                     self.recall(index.into())?;
                 }
                 b'g' => {
-                    let index = self.take_line()?.parse().map_err(|_| "an invalid memo index".to_owned())?;
+                    let index = self
+                        .take_line()?
+                        .parse()
+                        .map_err(|_| "the pickle contains an invalid memo index".to_owned())?;
                     self.recall(index)?;
                 }
                 b'c' => {
                     let module = self.take_line()?.to_owned();
                     let name = self.take_line()?.to_owned();
                     if name.len() > MAX_KEY_BYTES {
-                        return Err("a name too long for torch.save".into());
+                        return Err("the pickle contains a name that is too long for torch.save".into());
                     }
                     self.push_callable(&module, &name)?;
                 }
@@ -385,10 +394,10 @@ impl Machine<'_> {
                     let (name, module) = (self.pop()?, self.pop()?);
                     let (Value::Text(module), Value::Text(name)) = (&self.values[module], &self.values[name])
                     else {
-                        return Err("a name that is not a string".into());
+                        return Err("the pickle contains a name that is not a string".into());
                     };
                     if module.len().max(name.len()) > MAX_KEY_BYTES {
-                        return Err("a name too long for torch.save".into());
+                        return Err("the pickle contains a name that is too long for torch.save".into());
                     }
                     let (module, name) = (module.clone(), name.clone());
                     self.push_callable(&module, &name)?;
@@ -429,7 +438,8 @@ impl Machine<'_> {
         let rest = &self.bytes[self.position..];
         let length = rest.iter().position(|byte| *byte == b'\n').ok_or("the pickle ends early")?;
         self.position += length + 1;
-        std::str::from_utf8(&rest[..length]).map_err(|_| "a name that is not UTF-8".to_owned())
+        std::str::from_utf8(&rest[..length])
+            .map_err(|_| "the pickle contains a name that is not UTF-8".to_owned())
     }
 
     fn push(&mut self, value: Value) {
@@ -450,7 +460,7 @@ impl Machine<'_> {
     }
 
     fn push_integer(&mut self, digits: &str) -> Result<(), String> {
-        let value = digits.parse().map_err(|_| "an invalid integer".to_owned())?;
+        let value = digits.parse().map_err(|_| "the pickle contains an invalid integer".to_owned())?;
         self.push(Value::Int(value));
         Ok(())
     }
@@ -513,7 +523,7 @@ impl Machine<'_> {
     }
 
     fn recall(&mut self, index: u64) -> Result<(), String> {
-        let id = self.memo.get(&index).copied().ok_or("an unknown memo index")?;
+        let id = self.memo.get(&index).copied().ok_or("the pickle uses an unknown memo index")?;
         self.stack.push(id);
         Ok(())
     }
@@ -522,7 +532,7 @@ impl Machine<'_> {
         let list = self.top()?;
         match &mut self.values[list] {
             Value::List(list) => list.extend(items),
-            _ => return Err("items are added to a value that is not a list".into()),
+            _ => return Err("the pickle adds items to a value that is not a list".into()),
         }
         Ok(())
     }
@@ -530,11 +540,11 @@ impl Machine<'_> {
     fn extend_dict(&mut self, items: &[Id]) -> Result<(), String> {
         let dict = self.top()?;
         let (pairs, []) = items.as_chunks::<2>() else {
-            return Err("a key without a value".into());
+            return Err("the pickle contains a key without a value".into());
         };
         match &mut self.values[dict] {
             Value::Dict(entries) => entries.extend(pairs.iter().map(|[key, value]| (*key, *value))),
-            _ => return Err("entries are added to a value that is not a dictionary".into()),
+            _ => return Err("the pickle adds entries to a value that is not a dictionary".into()),
         }
         Ok(())
     }
@@ -543,10 +553,10 @@ impl Machine<'_> {
         let Value::Callable(callable) = self.values[callable].clone() else {
             return Err("the pickle calls a value that is not callable".into());
         };
-        // Only the first arguments matter. Copying all of them could cost the file's size in every call.
+        // Only the first arguments matter. Copying all of them in every call could take quadratic time.
         let arguments: Vec<Id> = match &self.values[arguments] {
             Value::Tuple(arguments) => arguments.iter().copied().take(7).collect(),
-            _ => return Err("a call without a tuple of arguments".into()),
+            _ => return Err("the pickle contains a call without a tuple of arguments".into()),
         };
         match (callable, arguments.as_slice()) {
             (Callable::Dict, _) => self.push(Value::Dict(Vec::new())),
@@ -557,15 +567,15 @@ impl Machine<'_> {
                 [storage, offset, shape, strides, rest @ ..],
             ) => {
                 let Value::Storage(storage) = self.values[*storage].clone() else {
-                    return Err("a tensor without data".into());
+                    return Err("the pickle contains a tensor without data".into());
                 };
                 let dtype = match (callable, rest) {
                     (Callable::RebuildTypedTensor, [_, _, dtype, ..]) => match &self.values[*dtype] {
                         Value::Callable(Callable::DType(name)) => Some(Rc::clone(name)),
-                        _ => return Err("a tensor without an element type".into()),
+                        _ => return Err("the pickle contains a tensor without an element type".into()),
                     },
                     (Callable::RebuildTypedTensor, _) => {
-                        return Err("a tensor without an element type".into());
+                        return Err("the pickle contains a tensor without an element type".into());
                     }
                     _ => None,
                 };
@@ -577,11 +587,13 @@ impl Machine<'_> {
                     strides: self.sizes(*strides)?,
                 };
                 if tensor.shape.len() != tensor.strides.len() {
-                    return Err("a tensor whose shape and strides differ in length".into());
+                    return Err(
+                        "the pickle contains a tensor whose shape and strides differ in length".into()
+                    );
                 }
                 self.push(Value::Tensor(Box::new(tensor)));
             }
-            (callable, _) => return Err(format!("{callable:?} is called with the wrong arguments")),
+            (callable, _) => return Err(format!("the pickle calls {callable:?} with the wrong arguments")),
         }
         Ok(())
     }
@@ -589,10 +601,10 @@ impl Machine<'_> {
     /// Reads the target of a persistent id: `("storage", type, key, location, elements, …)`.
     fn storage(&self, reference: Id) -> Result<Storage, String> {
         let Value::Tuple(parts) = &self.values[reference] else {
-            return Err("a storage reference that is not a tuple".into());
+            return Err("the pickle contains a storage reference that is not a tuple".into());
         };
         let [kind, dtype, key, _, elements, view @ ..] = parts.as_slice() else {
-            return Err("a storage reference with too few fields".into());
+            return Err("the pickle contains a storage reference with too few fields".into());
         };
         let views_whole = view.iter().all(|part| self.values[*part] == Value::None);
         match (&self.values[*kind], &self.values[*dtype], &self.values[*key]) {
@@ -600,28 +612,30 @@ impl Machine<'_> {
                 if kind == "storage" && views_whole =>
             {
                 if key.len() > MAX_KEY_BYTES || dtype.len() > MAX_KEY_BYTES {
-                    return Err("a storage reference with a name too long".into());
+                    return Err("the pickle contains a storage reference with a name that is too long".into());
                 }
                 Ok(Storage { key: key.clone(), dtype: dtype.to_string(), elements: self.size(*elements)? })
             }
-            _ => Err("an invalid storage reference".into()),
+            _ => Err("the pickle contains an invalid storage reference".into()),
         }
     }
 
     fn size(&self, id: Id) -> Result<usize, String> {
         match self.values[id] {
-            Value::Int(size) => usize::try_from(size).map_err(|_| format!("an invalid size, {size}")),
-            _ => Err("a size that is not an integer".into()),
+            Value::Int(size) => {
+                usize::try_from(size).map_err(|_| format!("the pickle contains the invalid size {size}"))
+            }
+            _ => Err("the pickle contains a size that is not an integer".into()),
         }
     }
 
     fn sizes(&self, id: Id) -> Result<Vec<usize>, String> {
         match &self.values[id] {
             Value::Tuple(ids) | Value::List(ids) if ids.len() > MAX_RANK => {
-                Err(format!("a tensor with {} dimensions", ids.len()))
+                Err(format!("the pickle contains a tensor with {} dimensions", ids.len()))
             }
             Value::Tuple(ids) | Value::List(ids) => ids.iter().map(|id| self.size(*id)).collect(),
-            _ => Err("sizes that are not a tuple".into()),
+            _ => Err("the pickle contains sizes that are not a tuple".into()),
         }
     }
 }

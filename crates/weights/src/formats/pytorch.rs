@@ -1,8 +1,8 @@
-//! Files of PyTorch's `torch.save`: zip archives since version 1.6, and the legacy format before.
+//! Reader for files written by PyTorch's `torch.save`, both zip archives and the legacy format.
 //!
-//! A legacy file is a sequence of pickles, followed by raw data. The state dict can be plain or wrapped:
-//! under `state_dict`, under `model_state_dict` (as in rasbt/LLMs-from-scratch), or under nanoGPT's `model`
-//! with `model_args` next to it.
+//! PyTorch has written zip archives since version 1.6. A legacy file is a sequence of pickles, followed by
+//! raw data. The state dict can be plain or wrapped: under `state_dict`, under `model_state_dict` (as in
+//! rasbt/LLMs-from-scratch), or under nanoGPT's `model` with `model_args` next to it.
 //!
 //! Source: `_save` and `_legacy_save` in `torch/serialization.py`.
 
@@ -25,9 +25,9 @@ use crate::stored::{StoredDType, StoredTensor};
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 /// Maximum number of dictionaries nested around a state dict.
 const MAX_WRAPPERS: usize = 3;
-/// Maximum nesting depth of dictionaries when all tensors are read.
+/// Maximum nesting depth of dictionaries if all tensors are read.
 const MAX_NESTING: usize = 8;
-/// Maximum length of a name built from nested keys and of a stored string, in bytes.
+/// Maximum length in bytes of a stored string, and of a name built from nested keys.
 const MAX_TEXT_BYTES: usize = 1024;
 /// Maximum size of a pickle; GPT-2's is tens of kilobytes.
 const MAX_PICKLE_BYTES: u64 = 64 << 20;
@@ -42,7 +42,7 @@ const LEGACY_EVIDENCE: &str = "pickle with PyTorch's magic number";
 /// Byte range of each storage, by key.
 type Storages = HashMap<String, Range<u64>>;
 
-/// Reader of `torch.save`'s zip archives.
+/// Reader for zip archives written by `torch.save`.
 pub(super) const ZIP: Reader = Reader {
     rank: 2,
     matches: |_, start| Ok(start.starts_with(b"PK\x03\x04")),
@@ -50,7 +50,7 @@ pub(super) const ZIP: Reader = Reader {
     read_all: Some(read_all_zip),
 };
 
-/// Reader of `torch.save`'s legacy files, which begin with a magic number in a pickle.
+/// Reader for legacy files written by `torch.save`, which begin with a magic number in a pickle.
 pub(super) const LEGACY: Reader = Reader {
     rank: 3,
     matches: |_, start| Ok(is_legacy(start)),
@@ -58,7 +58,7 @@ pub(super) const LEGACY: Reader = Reader {
     read_all: Some(read_all_legacy),
 };
 
-/// Reads the model in a zip archive of `torch.save`.
+/// Reads the model in a zip archive written by `torch.save`.
 fn read_zip(file: CheckpointFile) -> Result<Source, WeightsError> {
     let (pickle, storages) = zip_contents(&file)?;
     source(Format::PyTorchZip, ZIP_EVIDENCE, file, &pickle, &storages)
@@ -70,26 +70,26 @@ fn read_legacy(file: CheckpointFile) -> Result<Source, WeightsError> {
     source(Format::PyTorchLegacy, LEGACY_EVIDENCE, file, &pickle, &storages)
 }
 
-/// Reads all tensors and other entries of a zip archive; see [`named_entries`].
+/// Reads all tensors and other entries in a zip archive; see [`named_entries`].
 fn read_all_zip(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     let (pickle, storages) = zip_contents(&file)?;
     all(Source::new(Format::PyTorchZip, ZIP_EVIDENCE, file), &pickle, &storages)
 }
 
-/// Reads all tensors and other entries of a legacy file; see [`named_entries`].
+/// Reads all tensors and other entries in a legacy file; see [`named_entries`].
 fn read_all_legacy(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     let (pickle, storages) = legacy_contents(&file)?;
     all(Source::new(Format::PyTorchLegacy, LEGACY_EVIDENCE, file), &pickle, &storages)
 }
 
-/// Reports that zip archives need the feature `pytorch`.
+/// Returns an error, because reading zip archives requires the feature `pytorch`.
 #[cfg(not(feature = "pytorch"))]
 fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsError> {
     let what = "a PyTorch zip archive, but this program was built without the feature `pytorch`; save the model as safetensors";
     Err(WeightsError::NotWeights { path: file.path().to_owned(), what: what.to_owned() })
 }
 
-/// Reads the pickle of a zip archive, and the byte ranges of its storages.
+/// Reads the pickled objects in a zip archive, and the byte ranges of their storages.
 #[cfg(feature = "pytorch")]
 fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsError> {
     use zip::{CompressionMethod, ZipArchive};
@@ -104,7 +104,7 @@ fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsErro
     let mut is_big_endian = false;
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(|error| damaged(&error.to_string()))?;
-        // Names such as `{archive}/data.pkl` and `{archive}/data/{key}` select bytes, never paths.
+        // Names such as `{archive}/data.pkl` and `{archive}/data/{key}` only select bytes of the archive.
         let name = entry.name().map_err(|error| damaged(&error.to_string()))?;
         let name = name.split_once('/').map_or(&*name, |(_, name)| name).to_owned();
         let wanted = name == "data.pkl" || name == "byteorder" || name.starts_with("data/");
@@ -148,7 +148,7 @@ fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsErro
     Ok((pickle, storages))
 }
 
-/// Whether the first bytes of a zip archive name an entry of `torch.save`.
+/// Whether the first bytes of a zip archive contain the name of an entry written by `torch.save`.
 pub(super) fn is_torch_archive(start: &[u8]) -> bool {
     ["/data.pkl", "/.format_version", "/byteorder", "/version"]
         .iter()
@@ -162,7 +162,7 @@ fn is_legacy(bytes: &[u8]) -> bool {
         .is_some_and(|start| start.windows(LEGACY_MAGIC.len()).any(|window| window == LEGACY_MAGIC))
 }
 
-/// Reads the pickle of a legacy file, and the byte ranges of its storages.
+/// Reads the pickled objects in a legacy file, and the byte ranges of their storages.
 ///
 /// The file begins with five pickles: a magic number, a version, system information, the objects, and the
 /// list of storage keys. Each storage follows as its number of elements in 8 bytes, then the elements.
@@ -185,7 +185,7 @@ fn legacy_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsE
         ));
     }
     let Value::List(keys_in_order) = keys.root() else {
-        return Err(refuse("a legacy PyTorch file without a list of storages".into()));
+        return Err(refuse("the legacy PyTorch file has no list of storages".into()));
     };
     // A storage has the element size of the tensors that use it.
     let sizes: HashMap<&str, u64> = objects
@@ -195,7 +195,7 @@ fn legacy_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsE
     let mut storages = Storages::new();
     for id in keys_in_order {
         let Value::Text(key) = keys.value(*id) else {
-            return Err(refuse("a legacy PyTorch file with a storage that has no key".into()));
+            return Err(refuse("the legacy PyTorch file has a storage without a key".into()));
         };
         let start = position.checked_add(8).filter(|start| *start <= file.len()).ok_or_else(truncated)?;
         let count = file.read(position..start)?;
@@ -204,10 +204,11 @@ fn legacy_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsE
             let dtype = objects.tensors().find(|tensor| tensor.storage.key == *key);
             return Err(refuse(match dtype {
                 Some(tensor) => format!(
-                    "a legacy PyTorch file with the unknown storage type {}Storage; save the model again with a newer PyTorch",
+                    "the legacy PyTorch file has the unknown storage type {}Storage; \
+                     save the model again with a newer PyTorch",
                     tensor.storage.dtype
                 ),
-                None => format!("a legacy PyTorch file with a storage `{key}` that no tensor uses"),
+                None => format!("the legacy PyTorch file has a storage `{key}` that no tensor uses"),
             }));
         };
         let end = count.checked_mul(*element_bytes).and_then(|length| length.checked_add(start));
@@ -246,11 +247,12 @@ fn named_entries(
             seen += 1;
             if seen > MAX_TENSORS || depth > MAX_NESTING {
                 return Err(format!(
-                    "more than {MAX_TENSORS} entries, or dictionaries nested more than {MAX_NESTING} deep"
+                    "the file has more than {MAX_TENSORS} entries, or dictionaries nested more than \
+                     {MAX_NESTING} deep"
                 ));
             }
             if prefix.len() + key.len() > MAX_TEXT_BYTES {
-                return Err(format!("an entry with a name longer than {MAX_TEXT_BYTES} bytes"));
+                return Err(format!("the file has an entry with a name longer than {MAX_TEXT_BYTES} bytes"));
             }
             let name = if depth == 0 { key.to_owned() } else { format!("{prefix}.{key}") };
             let text = match value {
@@ -350,10 +352,10 @@ fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<S
         let (name, shape, dtype) = (name.to_owned(), shape.clone(), StoredDType::Other("an unknown type"));
         return Ok(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None, checksum: None });
     };
-    let range = range.ok_or("its data is missing; the file is damaged, download it again")?;
+    let range = range.ok_or("its data is missing; the file is damaged; download it again")?;
     let outside = || {
         format!(
-            "its data lies outside its storage of {} bytes; the file is damaged, download it again",
+            "its data lies outside its storage of {} bytes; the file is damaged; download it again",
             range.end - range.start
         )
     };
@@ -361,7 +363,7 @@ fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<S
     let others =
         shape.iter().filter(|size| **size > 0).try_fold(1usize, |count, size| count.checked_mul(*size));
     let others = others.ok_or_else(|| {
-        format!("its shape {} overflows; the file is damaged, download it again", ShapeOf(shape))
+        format!("its shape {} overflows; the file is damaged; download it again", ShapeOf(shape))
     })?;
     let elements = if shape.contains(&0) { 0 } else { others };
     // Offset of the last element in the view.
@@ -516,7 +518,7 @@ mod tests {
     fn overflowing_shapes_are_rejected() {
         const LARGE: usize = 1 << 40;
         let expected =
-            "its shape (0, 1099511627776, 1099511627776) overflows; the file is damaged, download it again";
+            "its shape (0, 1099511627776, 1099511627776) overflows; the file is damaged; download it again";
         assert_eq!(stored_shape(&[0, LARGE, LARGE], &[1, 1, 1]).unwrap_err(), expected);
         assert!(stored_shape(&[LARGE, LARGE, 0], &[0, 0, 1]).is_err());
         assert_eq!(stored_shape(&[0, 3], &[3, 1]).unwrap().bytes, 0..0);

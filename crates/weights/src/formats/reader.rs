@@ -1,4 +1,4 @@
-//! Interface of a file format: detection and reading.
+//! Interface for file formats: detection and reading.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use crate::checkpoint_file::CheckpointFile;
 use crate::files::Files;
 use crate::source::Source;
 
-/// Tensors of a file, with its text metadata.
+/// Tensors and text metadata of a file.
 pub(super) type TensorsAndEntries = (Source, BTreeMap<String, String>);
 
-/// Reader of one file format.
+/// Reader for one file format.
 pub(super) struct Reader {
     /// Unique rank of the format, by which candidate files are sorted.
     pub(super) rank: u8,

@@ -21,7 +21,7 @@ const LENGTH_BYTES: u64 = 8;
 /// Maximum size of the header; GPT-2 XL's is 60 kB.
 const MAX_HEADER_BYTES: u64 = 4 << 20;
 
-/// Reader of Hugging Face's format.
+/// Reader for Hugging Face's format.
 ///
 /// The format has no magic bytes. A file matches if its header length is below 2^48 bytes and the header
 /// begins like a JSON object.
@@ -66,7 +66,8 @@ fn header(file: &CheckpointFile) -> Result<(u64, Metadata), WeightsError> {
     };
     let start = claimed.checked_add(LENGTH_BYTES).filter(|start| *start <= found).ok_or_else(|| {
         refuse(format!(
-            "not a safetensors file, or a truncated one: its header claims {claimed} bytes, the file has {found}; download it again"
+            "not a safetensors file, or a truncated one: its header claims {claimed} bytes, \
+             but the file has {found}; download it again"
         ))
     })?;
     if claimed > MAX_HEADER_BYTES {
@@ -125,7 +126,7 @@ fn unknown_dtype(header: &[u8]) -> Option<(String, String)> {
 
 /// Rejects files that the header parser cannot address, because it counts bytes in `usize`.
 ///
-/// `limit` is the largest `usize`, 4 GiB on 32 bits.
+/// `limit` is the largest `usize`, 4 GiB on 32-bit systems.
 fn check_addressable(found: u64, limit: u64) -> Result<(), String> {
     if found > limit {
         return Err(format!(

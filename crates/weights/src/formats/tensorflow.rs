@@ -78,7 +78,7 @@ struct Dimension {
 /// Key-value pair of a table.
 type Entry = (Vec<u8>, Vec<u8>);
 
-/// Reader of TensorFlow's checkpoint index, which ends with a magic number.
+/// Reader for TensorFlow's checkpoint index, which ends with a magic number.
 pub(super) const READER: Reader = Reader {
     rank: 4,
     matches: |file, _| {
@@ -177,7 +177,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Problem with a tensor, by the file that causes it.
+/// Problem with a tensor, classified by the kind of file that causes it.
 enum Fault {
     /// Invalid entry in the index.
     Index(String),
@@ -203,7 +203,7 @@ fn stored(name: &str, entry: &BundleEntry, files: &[CheckpointFile]) -> Result<S
     }
     let dimensions = entry.shape.iter().flat_map(|shape| &shape.dim);
     let shape = dimensions.map(|dimension| usize::try_from(dimension.size)).collect::<Result<Vec<_>, _>>();
-    let mut shape = shape.map_err(|_| "a negative size".to_owned())?;
+    let mut shape = shape.map_err(|_| "it has a negative dimension".to_owned())?;
     // Conv1D weights are stored as convolutions of width 1: (1, in, out).
     if let [1, input, output] = shape[..] {
         shape = vec![input, output];
@@ -217,18 +217,18 @@ fn stored(name: &str, entry: &BundleEntry, files: &[CheckpointFile]) -> Result<S
         9 => StoredDType::Other("int64"),
         _ => StoredDType::Other("an unsupported type"),
     };
-    let file = usize::try_from(entry.shard_id).map_err(|_| "a negative file number".to_owned())?;
-    let start = u64::try_from(entry.offset).map_err(|_| "a negative offset".to_owned())?;
-    let size = u64::try_from(entry.size).map_err(|_| "a negative size".to_owned())?;
-    let data = files.get(file).ok_or("an invalid file number")?;
+    let file = usize::try_from(entry.shard_id).map_err(|_| "it has a negative file number".to_owned())?;
+    let start = u64::try_from(entry.offset).map_err(|_| "it has a negative offset".to_owned())?;
+    let size = u64::try_from(entry.size).map_err(|_| "it has a negative size".to_owned())?;
+    let data = files.get(file).ok_or("it has an invalid file number")?;
     let end = start.checked_add(size).ok_or("its offset overflows")?;
     if end > data.len() {
-        let what = format!("ends at byte {end}, but the file has {}", data.len());
+        let what = format!("ends at byte {end}, but the file has {} bytes", data.len());
         return Err(Fault::Data { file: data.path().to_owned(), what });
     }
     let elements = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
     if dtype.holds_weights() && elements.and_then(|elements| dtype.byte_count(elements)) != Some(size) {
-        return Err(format!("{size} bytes do not match shape {shape:?} in {dtype}").into());
+        return Err(format!("its {size} bytes do not match shape {shape:?} in {dtype}").into());
     }
     let checksum = entry.crc32c.map(crc32c::unmasked);
     Ok(StoredTensor { name: name.to_owned(), shape, dtype, file, bytes: start..end, strides: None, checksum })
@@ -311,16 +311,16 @@ impl<'a> Fields<'a> {
         Ok(taken)
     }
 
-    /// Reads an integer in groups of seven bits, lowest group first.
+    /// Reads an integer that is stored in groups of seven bits, lowest group first.
     fn varint(&mut self) -> Result<usize, &'static str> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
             let byte = self.take(1)?[0];
             value |= u64::from(byte & 0x7f) << shift;
             if byte < 0x80 {
-                return usize::try_from(value).map_err(|_| "a number is too large");
+                return usize::try_from(value).map_err(|_| "an integer is too large");
             }
         }
-        Err("a number is too large")
+        Err("an integer is too large")
     }
 }

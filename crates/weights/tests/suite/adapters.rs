@@ -137,7 +137,7 @@ fn conversion_merges_adapters() {
     }
 }
 
-/// Checks an adapter that contains its classification head, as written by `train --lora-rank`.
+/// Checks an adapter that contains a classification head, as written by `train --lora-rank`.
 #[test]
 fn adapter_provides_its_classification_head() {
     let changed = ModifiedAdapter::new()
@@ -157,11 +157,11 @@ fn mismatched_tensors_are_reported() {
     let b = format!("{C_ATTN}.lora_B.weight");
     let other_layer = "base_model.model.transformer.h.9.attn.c_attn.lora_A.weight";
     for (name, tensor, parts) in [
-        (a.as_str(), None, vec![a.as_str(), "is missing: expected (3, 28)"]),
-        (&a, Some(zeros(&[3, 29])), vec![&a, "expected (3, 28), found (3, 29)"]),
-        (&a, Some(zeros(&[4, 28])), vec![&a, "expected (3, 28), found (4, 28)"]),
-        (&b, Some(zeros(&[3, 84])), vec![&b, "expected (84, 3), found (3, 84)"]),
-        (&b, Some(zeros(&[84])), vec![&b, "expected (84, 3), found (84)"]),
+        (a.as_str(), None, vec![a.as_str(), "is missing: expected shape (3, 28)"]),
+        (&a, Some(zeros(&[3, 29])), vec![&a, "expected shape (3, 28), found (3, 29)"]),
+        (&a, Some(zeros(&[4, 28])), vec![&a, "expected shape (3, 28), found (4, 28)"]),
+        (&b, Some(zeros(&[3, 84])), vec![&b, "expected shape (84, 3), found (3, 84)"]),
+        (&b, Some(zeros(&[84])), vec![&b, "expected shape (84, 3), found (84)"]),
         (
             other_layer,
             Some(zeros(&[3, 28])),
@@ -175,7 +175,11 @@ fn mismatched_tensors_are_reported() {
         (
             "base_model.model.transformer.wte.weight",
             Some(zeros(&[301, 28])),
-            vec!["wte.weight", "expected (300, 28), found (301, 28)", "use its base model, tiny-checkpoint"],
+            vec![
+                "wte.weight",
+                "expected shape (300, 28), found (301, 28)",
+                "use its base model, tiny-checkpoint",
+            ],
         ),
         (&b, Some(Tensor::full(f32::NAN, (84, 3), &Device::Cpu).unwrap()), vec![&b, "NaN or infinite"]),
         (
@@ -196,11 +200,11 @@ fn mismatched_tensors_are_reported() {
 #[test]
 fn contradictory_or_unsupported_settings_are_rejected() {
     for (changes, expected) in [
-        (json!({"r": 5}), "expected (5, 28), found (3, 28)"),
-        (json!({"rank_pattern": {"c_attn": 2}}), "expected (2, 28), found (3, 28)"),
+        (json!({"r": 5}), "expected shape (5, 28), found (3, 28)"),
+        (json!({"rank_pattern": {"c_attn": 2}}), "expected shape (2, 28), found (3, 28)"),
         (json!({"target_modules": ["c_attn", "c_fc"]}), "mlp.c_fc.lora_A.weight` is missing"),
         (json!({"layers_to_transform": [0]}), "does not select it"),
-        (json!({"modules_to_save": ["ln_f"]}), "transformer.ln_f.weight` is missing: expected (28)"),
+        (json!({"modules_to_save": ["ln_f"]}), "transformer.ln_f.weight` is missing: expected shape (28)"),
         (json!({"lora_alpha": 1e300}), "outside the range of f32"),
         (json!({"use_dora": true}), "DoRA"),
         (json!({"peft_type": "PROMPT_TUNING"}), "PROMPT_TUNING"),
@@ -230,7 +234,7 @@ fn replaced_tensors_reject_weights_and_other_adapters() {
     assert!(twice.contains("another adapter also replaces"), "{twice}");
     assert!(apply(&[("saved", 1.0), ("plain", 0.5)]).is_ok());
     let nan = apply(&[("plain", f64::NAN)]).unwrap_err();
-    assert!(nan.contains("the weight NaN is not a finite number"), "{nan}");
+    assert!(nan.contains("the adapter weight NaN is not a finite number"), "{nan}");
 }
 
 #[test]

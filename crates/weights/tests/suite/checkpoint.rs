@@ -1,4 +1,4 @@
-//! Checkpoints as found in practice: all names, orientations and dtypes give the same model.
+//! Checkpoints as found in practice: all names, orientations and dtypes yield the same model.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -157,7 +157,7 @@ fn untied_configuration_uses_the_separate_head() {
 
     let headless = CheckpointFolder::tiny().with_config(json!({"tie_word_embeddings": false}));
     let error = Checkpoint::open(headless.path()).unwrap().check().unwrap_err().to_string();
-    assert!(error.contains("tensor `lm_head.weight` is missing: expected (300, 28)"), "{error}");
+    assert!(error.contains("tensor `lm_head.weight` is missing: expected shape (300, 28)"), "{error}");
 }
 
 /// Linear weights may have shape `(2304, 768)` or `(768, 2304)`: karpathy/nanoGPT#190.
@@ -184,7 +184,7 @@ fn linear_weights_may_be_stored_transposed() {
     assert_eq!(checkpoint.orientation(), Orientation::Conv1D);
     let error = checkpoint.check().unwrap_err().to_string();
     assert!(
-        error.contains("tensor `transformer.h.1.mlp.c_fc.weight`: expected (28, 50), found (50, 28)"),
+        error.contains("tensor `transformer.h.1.mlp.c_fc.weight`: expected shape (28, 50), found (50, 28)"),
         "{error}"
     );
     assert_eq!(error.lines().count(), 2, "nothing else is wrong: {error}");
@@ -195,7 +195,10 @@ fn linear_weights_may_be_stored_transposed() {
         *weight = weight.narrow(0, 0, 49).unwrap().contiguous().unwrap();
     });
     let error = Checkpoint::open(damaged.path()).unwrap().check().unwrap_err().to_string();
-    assert!(error.contains("expected (50, 28), found (49, 28)") && error.lines().count() == 2, "{error}");
+    assert!(
+        error.contains("expected shape (50, 28), found (49, 28)") && error.lines().count() == 2,
+        "{error}"
+    );
 }
 
 #[test]
@@ -238,11 +241,11 @@ fn all_mismatches_are_reported_together() {
     );
     let message = error.to_string();
     for line in [
-        "tensor `transformer.wte.weight` is missing: expected (300, 28)",
-        "tensor `transformer.h.0.ln_1.weight`: expected (28), found (27)",
-        "tensor `transformer.h.1.ln_2.bias` is missing: expected (28)",
-        "tensor `transformer.h.2.ln_1.bias`: expected F32, F16, BF16 or F64, found U8",
-        "tensor `score.weight` is unexpected: found (2, 28), not a parameter of the model",
+        "tensor `transformer.wte.weight` is missing: expected shape (300, 28)",
+        "tensor `transformer.h.0.ln_1.weight`: expected shape (28), found (27)",
+        "tensor `transformer.h.1.ln_2.bias` is missing: expected shape (28)",
+        "tensor `transformer.h.2.ln_1.bias`: expected dtype F32, F16, BF16 or F64, found U8",
+        "tensor `score.weight` of shape (2, 28) is not a parameter of the model",
     ] {
         assert!(message.contains(line), "{line} is not in: {message}");
     }
@@ -277,7 +280,7 @@ fn progress_adds_up_to_the_parameter_bytes() {
     assert_eq!(checkpoint.parameter_bytes(), 4 * model.parameter_count() as u64);
 }
 
-/// A GPT-2 trained and published by a third party.
+/// Checks a GPT-2 model that a third party trained and published.
 #[test]
 fn published_tarotble_checkpoint_is_valid() {
     let Some(folder) = checkpoints() else { return };

@@ -1,4 +1,4 @@
-//! Choice of the weights file in a folder, required tensors, and errors with the right remedy.
+//! Choice of the weights file in a folder, required tensors, and errors that suggest the right fix.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ fn ambiguous_weights_files_are_rejected_and_listed() {
     let both = without_weights().with("old.safetensors", weights()).with("new.gguf", gguf);
     assert_rejected(both.path(), &["new.gguf", "old.safetensors", "pass one of them"]);
     assert!(Checkpoint::open(both.file("old.safetensors")).is_ok());
-    // Archives of other programs and optimizer states are not candidates.
+    // Archives from other programs and optimizer states are not candidates.
     let one = without_weights()
         .with("mine.safetensors", weights())
         .with("results.npz", b"PK\x03\x04\x14\0\0\0\0\0\0\0!\0scores.npy")
@@ -139,7 +139,7 @@ fn checkpoint_folders_and_files_are_recognized() {
     assert!(!is_checkpoint(&other.file("notes.txt")) && !is_checkpoint(&other.file("nothing")));
 }
 
-/// Checks files by safetensors' `save_model`, which keeps only the head's name of a tied pair.
+/// Checks files written by safetensors' `save_model`, which stores a tied pair only under the head.
 #[test]
 fn either_tied_tensor_name_is_sufficient() {
     let expected = CheckpointFolder::tiny();
@@ -154,7 +154,7 @@ fn either_tied_tensor_name_is_sufficient() {
     assert_eq!(logits(&head_alone), logits(&expected));
     let checkpoint = Checkpoint::open(head_alone.path()).unwrap();
     assert!(checkpoint.rules().iter().any(|rule| rule.contains("lm_head.weight serves as both")));
-    // An untied model needs both.
+    // An untied model needs both tensors.
     let untied = CheckpointFolder::tiny().with_config(json!({"tie_word_embeddings": false}));
     assert_rejected(untied.path(), &["`lm_head.weight` is missing"]);
 }
@@ -185,7 +185,7 @@ fn unneeded_non_float_tensors_are_skipped() {
         assert_eq!(checkpoint.skipped().count(), 2);
         assert!(checkpoint.rules().iter().any(|rule| rule.contains("position_ids")));
     }
-    // Types that candle does not support.
+    // Dtypes that candle does not support.
     for dtype in ["BOOL", "U16", "I8", "F8_E4M3", "C64"] {
         let size = match dtype {
             "U16" => 2,
@@ -205,12 +205,15 @@ fn unneeded_non_float_tensors_are_skipped() {
     let floating = CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.insert("more.weight".into(), Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap());
     });
-    assert_rejected(floating.path(), &["`more.weight` is unexpected"]);
+    assert_rejected(floating.path(), &["`more.weight` of shape"]);
     // A required tensor with an integer dtype is still rejected.
     let needed = CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.insert(WTE.into(), Tensor::zeros((300, 28), DType::I64, &Device::Cpu).unwrap());
     });
-    assert_rejected(needed.path(), &["`transformer.wte.weight`: expected F32, F16, BF16 or F64, found I64"]);
+    assert_rejected(
+        needed.path(),
+        &["`transformer.wte.weight`: expected dtype F32, F16, BF16 or F64, found I64"],
+    );
 }
 
 /// Tiny checkpoint with a modified safetensors header.
@@ -245,12 +248,12 @@ fn size_mismatches_name_the_configuration_file() {
     for (changes, expected) in [
         (
             json!({"vocab_size": 301}),
-            "do not match config.json (`vocab_size` is 301 there, but the tensors have 300; correct it",
+            "config.json (the configured `vocab_size` is 301, but the tensors have 300; correct it",
         ),
-        (json!({"n_positions": 65, "n_ctx": 65}), "`n_positions` is 65 there"),
-        (json!({"n_layer": 4}), "`n_layer` is 4 there, but the tensors have 3"),
-        (json!({"n_layer": 2}), "`n_layer` is 2 there, but the tensors have 3"),
-        (json!({"n_inner": 100}), "`n_inner` is 100 there"),
+        (json!({"n_positions": 65, "n_ctx": 65}), "the configured `n_positions` is 65"),
+        (json!({"n_layer": 4}), "the configured `n_layer` is 4, but the tensors have 3"),
+        (json!({"n_layer": 2}), "the configured `n_layer` is 2, but the tensors have 3"),
+        (json!({"n_inner": 100}), "the configured `n_inner` is 100"),
     ] {
         assert_rejected(CheckpointFolder::tiny().with_config(changes).path(), &[expected]);
     }

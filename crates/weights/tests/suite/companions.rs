@@ -106,7 +106,7 @@ fn gguf_stores_known_settings_and_reports_dropped_ones() {
     );
     assert_eq!(copy.chat_template().unwrap().as_deref(), Some(TEMPLATE));
 
-    // Convert the GGUF file to a second GGUF file, and back to a folder.
+    // Converts the GGUF file to a second GGUF file, and back to a folder.
     let again = folder.path().join("again.gguf");
     assert_eq!(write(&file, &again).unwrap(), Vec::<String>::new());
     assert!(std::fs::read(&file).unwrap() == std::fs::read(&again).unwrap());

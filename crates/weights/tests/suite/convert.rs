@@ -40,7 +40,7 @@ fn largest_difference(first: &Checkpoint, second: &Checkpoint) -> f64 {
     worst(largest)
 }
 
-/// Conversions to a Hugging Face folder, for example from nanoGPT (karpathy/nanoGPT#241).
+/// Checks conversions to a Hugging Face folder, for example from nanoGPT (karpathy/nanoGPT#241).
 #[test]
 fn every_format_converts_to_a_hugging_face_folder() {
     for name in [

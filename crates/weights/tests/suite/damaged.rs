@@ -58,7 +58,10 @@ fn missing_weights_error_lists_other_files() {
     let other = CheckpointFolder::tiny().without("model.safetensors").with("pytorch_model.bin", "");
     assert_rejected(&other, &["pytorch_model.bin: the file is empty"]);
     let several = empty.with("a.safetensors", original_weights()).with("b.safetensors", original_weights());
-    assert_rejected(&several, &["several others (a.safetensors, b.safetensors)", "pass one of them"]);
+    assert_rejected(
+        &several,
+        &["several other weights files (a.safetensors, b.safetensors)", "pass one of them"],
+    );
 }
 
 #[test]
@@ -82,7 +85,10 @@ fn invalid_configuration_is_reported() {
 fn configuration_size_mismatch_lists_the_tensors() {
     let folder = CheckpointFolder::tiny().with_config(json!({"n_embd": 32, "n_layer": 4}));
     let message = Checkpoint::open(folder.path()).unwrap().check().unwrap_err().to_string();
-    assert!(message.contains("`transformer.wte.weight`: expected (300, 32), found (300, 28)"), "{message}");
+    assert!(
+        message.contains("`transformer.wte.weight`: expected shape (300, 32), found (300, 28)"),
+        "{message}"
+    );
     assert!(message.contains("`transformer.h.3.ln_1.weight` is missing"), "{message}");
     // 1021 blocks of 12 tensors are missing, and a message lists at most 1000 of them.
     let absurd = CheckpointFolder::tiny().with_config(json!({"n_layer": 1024}));
@@ -154,7 +160,7 @@ fn inconsistent_headers_are_rejected() {
     huge_claim.extend([b' '; 64]);
     assert_rejected(
         &with_weights(huge_claim),
-        &["its header claims 18446744073709551615 bytes, the file has 72"],
+        &["its header claims 18446744073709551615 bytes, but the file has 72"],
     );
 }
 
@@ -205,7 +211,7 @@ fn both_tokenizer_formats_give_the_same_ids() {
     }
 }
 
-/// Files that transformers' `GPT2Tokenizer` reads next to `vocab.json` and `merges.txt`.
+/// Checks the files that transformers' `GPT2Tokenizer` reads next to `vocab.json` and `merges.txt`.
 #[test]
 fn files_next_to_the_vocabulary_are_read() {
     let pair = || CheckpointFolder::tiny().without("tokenizer.json");
@@ -370,7 +376,7 @@ pub(crate) fn gguf(
     bytes
 }
 
-/// Valid files that users pass to `--model`, but that cannot be loaded.
+/// Checks valid files that users pass to `--model` but that cannot be loaded.
 #[test]
 fn non_gpt2_and_non_weights_files_are_rejected() {
     let bytes = gguf(&[], &[], 0);
@@ -389,7 +395,7 @@ fn non_gpt2_and_non_weights_files_are_rejected() {
         message.ends_with("; pass its folder, which contains the weights") && message.lines().count() == 1,
         "{message}"
     );
-    // minGPT's weights in JSON, in a folder without other weights.
+    // The folder contains only minGPT's weights, in JSON.
     let alone =
         CheckpointFolder::tiny().without("model.safetensors").with("weights.json", "{\"wte\": [0.5]}");
     let message = Checkpoint::open(alone.file("weights.json")).unwrap_err().to_string();
@@ -445,7 +451,7 @@ fn implausible_shapes_are_rejected_even_if_empty() {
     assert_rejected(&with_weights(safetensors(&deep, 4)), &["tensor `a` has the implausible shape"]);
 }
 
-/// A million tensors are rejected by the size of the header or by their repeated names.
+/// A million tensors are rejected, either for the header size or for duplicate names.
 // Node 20 sometimes crashes when a program under WASI grows by several hundred megabytes.
 #[cfg(not(target_os = "wasi"))]
 #[test]
@@ -493,10 +499,13 @@ fn pickle_bombs_are_rejected() {
         b"K\x01tq\x00".to_vec(),
     ];
     let again = b"Qh\x00".repeat(10_000);
-    assert_rejected(&legacy(&[storage.concat(), again, b"Q.".to_vec()].concat()), &["a name too long"]);
+    assert_rejected(
+        &legacy(&[storage.concat(), again, b"Q.".to_vec()].concat()),
+        &["a name that is too long"],
+    );
     let global = [text("torch"), text(&format!("{long}Storage")), b"\x93.".to_vec()].concat();
-    assert_rejected(&legacy(&global), &["a name too long"]);
-    assert_rejected(&legacy(&b"N".repeat(4 << 20)), &["it contains more than 1048576 values"]);
+    assert_rejected(&legacy(&global), &["a name that is too long"]);
+    assert_rejected(&legacy(&b"N".repeat(4 << 20)), &["the pickle contains more than 1048576 values"]);
 }
 
 /// Fine-tuning with TensorFlow leaves several checkpoints; the file `checkpoint` names the latest.
@@ -512,7 +521,7 @@ fn tensorflow_checkpoint_file_selects_the_latest() {
         }
     }
     let message = Checkpoint::open(folder.path()).unwrap_err().to_string();
-    assert!(message.contains("several others (model-100.index, model-200.index)"), "{message}");
+    assert!(message.contains("several other weights files (model-100.index, model-200.index)"), "{message}");
     std::fs::write(folder.path().join("checkpoint"), "model_checkpoint_path: \"/far/away/model-200\"\n")
         .unwrap();
     let checkpoint = Checkpoint::open(folder.path()).unwrap();

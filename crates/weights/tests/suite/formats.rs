@@ -16,7 +16,7 @@ use candle_gpt2_weights::{
 
 /// Tolerance between two implementations with the same f32 weights.
 const EXACT: f64 = 1e-4;
-/// Tolerance of weights with at least 8 significant bits, compared with the f32 model.
+/// Tolerance for weights with at least 8 significant bits, compared with the f32 model.
 const HALF_PRECISION: f64 = 0.1;
 
 fn expected() -> Fixture {
@@ -57,7 +57,7 @@ fn sharded_safetensors_load() {
     assert_model("safetensors-shards/model.safetensors.index.json", Format::Safetensors, "model", EXACT);
 }
 
-/// Old `.bin` files with causal masks and a copy of the tied head.
+/// Loads old `.bin` files with causal masks and a copy of the tied head.
 ///
 /// See huggingface/candle#2666, karpathy/minGPT#120 and huggingface/transformers#24581.
 #[test]
@@ -82,7 +82,7 @@ fn half_precision_transposed_pytorch_views_load() {
     assert_rule(&checkpoint, "under the key `state_dict`");
 }
 
-/// OpenAI's own files, read without TensorFlow: rasbt/LLMs-from-scratch#272 and #754.
+/// Loads OpenAI's own files without TensorFlow: rasbt/LLMs-from-scratch#272 and #754.
 #[test]
 fn tensorflow_checkpoint_loads() {
     let checkpoint = assert_model("tensorflow", Format::TensorFlow, "model", EXACT);
@@ -97,7 +97,7 @@ fn tensorflow_checkpoint_loads() {
     assert_eq!(ids, reference.encode(text, true).unwrap().get_ids());
 }
 
-/// nanoGPT files with `torch.compile`'s prefix, `model_args`, no biases and a padded vocabulary.
+/// Loads nanoGPT files with the prefix from `torch.compile`, no biases and a padded vocabulary.
 ///
 /// See karpathy/nanoGPT#272 and #169, and karpathy/build-nanogpt#95.
 #[test]
@@ -180,7 +180,7 @@ fn unguessable_head_count_must_be_specified() {
     assert_eq!((config.n_head, config.n_layer, config.vocab_size, config.n_inner), (3, 1, 61, Some(96)));
 }
 
-/// Every block type, compared with the dequantization of llama.cpp's own Python package.
+/// Compares every block type with the dequantization in llama.cpp's own Python package.
 ///
 /// `output.weight` may be missing, and `n_inner` comes from the tensors: ggml-org/llama.cpp#12567 and #4073.
 #[test]

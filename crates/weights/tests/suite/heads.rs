@@ -87,12 +87,12 @@ fn prefixes_are_detected_in_models_with_heads() {
 #[test]
 fn damaged_heads_are_reported() {
     let cases: [(&str, &str, &str); 3] = [
-        ("sequence", "score.weight", "tensor `score.weight` is missing: expected (5, 24)"),
-        ("token", "classifier.bias", "tensor `classifier.bias` is missing: expected (7)"),
+        ("sequence", "score.weight", "tensor `score.weight` is missing: expected shape (5, 24)"),
+        ("token", "classifier.bias", "tensor `classifier.bias` is missing: expected shape (7)"),
         (
             "double",
             "multiple_choice_head.summary.weight",
-            "tensor `multiple_choice_head.summary.weight` is missing: expected (1, 24)",
+            "tensor `multiple_choice_head.summary.weight` is missing: expected shape (1, 24)",
         ),
     ];
     for (name, tensor, expected) in cases {
@@ -109,28 +109,31 @@ fn damaged_heads_are_reported() {
             let whole = tensors[tensor].to_dtype(DType::I64).unwrap();
             tensors.insert(tensor.into(), whole);
         });
-        let expected = format!("tensor `{tensor}`: expected F32, F16, BF16 or F64, found I64");
+        let expected = format!("tensor `{tensor}`: expected dtype F32, F16, BF16 or F64, found I64");
         assert_eq!(problems(&integers), [expected]);
     }
     let transposed = folder("sequence").with_tensors(|tensors| {
         let transposed = tensors["score.weight"].t().unwrap().contiguous().unwrap();
         tensors.insert("score.weight".into(), transposed);
     });
-    assert_eq!(problems(&transposed), ["tensor `score.weight`: expected (5, 24), found (24, 5)"]);
-    // Tensors of another class are surplus: a language model head, or labels in a language model.
+    assert_eq!(problems(&transposed), ["tensor `score.weight`: expected shape (5, 24), found (24, 5)"]);
+    // Tensors for another class are surplus: a language model head, or labels in a language model.
     let with_head = |name: &str| {
         folder(name).with_tensors(|tensors| {
             let head = tensors["transformer.wte.weight"].affine(2.0, 0.0).unwrap();
             tensors.insert("lm_head.weight".into(), head);
         })
     };
-    let unexpected = "tensor `lm_head.weight` is unexpected: found (300, 24), not a parameter of the model";
+    let unexpected = "tensor `lm_head.weight` of shape (300, 24) is not a parameter of the model";
     assert_eq!(problems(&with_head("sequence")), [unexpected]);
     let found = problems(&with_head("double"));
     assert!(found.len() == 1 && found[0].contains("config.json ties"), "{found:?}");
     let language_model = folder("token").with_config(json!({"architectures": ["GPT2LMHeadModel"]}));
     let found = problems(&language_model);
-    assert!(found.len() == 2 && found.iter().all(|problem| problem.contains("is unexpected")), "{found:?}");
+    assert!(
+        found.len() == 2 && found.iter().all(|problem| problem.contains("is not a parameter")),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -147,7 +150,7 @@ fn label_count_mismatch_reports_both_counts() {
             .starts_with("tensor `classifier.weight` has 7 rows, one per label, but config.json defines 2")
     );
     assert!(found[1].starts_with("tensor `classifier.bias` has 7 rows, one per label"));
-    // A number of labels without names, as old versions of transformers wrote it.
+    // A label count without label names, as old versions of transformers wrote it.
     let counted = json!({"id2label": null, "label2id": null, "num_labels": 7});
     let counted = folder("token").with_config(counted);
     assert!(problems(&counted).is_empty());
@@ -197,7 +200,7 @@ fn heads_survive_conversion() {
         let gguf = target.path().join("model.gguf");
         let error = write_gguf(&original, &companions, &gguf, WrittenDType::F32, &|_| ()).unwrap_err();
         let class = original.config().head.class_name();
-        let expected = format!("only the language-model head, and this is a {class}; write a folder");
+        let expected = format!("only the language-model head, but this is a {class}; write a folder");
         assert!(error.to_string().ends_with(&expected), "{error}");
         assert!(!gguf.exists());
     }

@@ -55,7 +55,7 @@ fn assert_interruptible<T>(
         let error =
             job(&progress).err().unwrap_or_else(|| panic!("{what} continued after {last} of {checks}"));
         assert!(matches!(error, WeightsError::Interrupted), "{what}, {last}: {error}");
-        // An error that passed through candle is checked for an interruption once more.
+        // After an error passes through candle, the job checks for an interruption once more.
         assert!(progress.checks.into_inner() <= last + 1, "{what} continued after {last}");
         assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "{what} left something after {last}");
     }

@@ -124,7 +124,7 @@ fn float_formats_match_dense_on_a_trained_model() {
     }
 }
 
-/// Effect of quantization to integers on the predictions of a trained model.
+/// Checks the effect of integer quantization on a trained model's predictions.
 ///
 /// The test measures how often the most probable token stays the same. It also measures the mean
 /// Kullback-Leibler divergence from the exact distribution, in nats. A model with random weights has flat
@@ -219,7 +219,7 @@ fn default_cache_dtype_follows_weight_rounding() {
     }
 }
 
-/// A dtype that the device does not support is rejected by name.
+/// A dtype that the device does not support is rejected, and the error names it.
 #[test]
 fn bf16_weights_are_rejected_on_the_cpu() {
     let options = LoadOptions { dtype: Some(WeightDType::BF16), ..LoadOptions::default() };

@@ -245,7 +245,7 @@ fn supplied_files_are_matched_by_base_name() {
         assert_eq!(parameters(&checkpoint), expected, "{names:?}");
         checkpoint.tokenizer(None).unwrap();
     }
-    // Files in deeper folders belong to something else, as on disk.
+    // Files in deeper folders do not belong to the checkpoint, as on disk.
     let deeper = supply(&["gpt2/config.json", "gpt2/model.safetensors"])
         .with_bytes("gpt2/onnx/config.json", b"{}")
         .with_bytes("gpt2/onnx/model.safetensors", b"nothing");
@@ -317,7 +317,7 @@ fn missing_supplied_files_are_reported() {
         .with_bytes("b.safetensors", original_weights());
     let error = rejection(several);
     assert!(
-        error.contains("several others (a.safetensors, b.safetensors); supply only one of them"),
+        error.contains("several other weights files (a.safetensors, b.safetensors); supply only one of them"),
         "{error}"
     );
     let folder = "formats/safetensors-shards";
@@ -389,7 +389,7 @@ fn read_errors_name_the_tensor() {
     }
 }
 
-/// GGUF file of more than 4 GiB with a header and a single nonzero byte of data.
+/// GGUF file larger than 4 GiB, with a header and a single nonzero byte of data.
 #[derive(Debug)]
 struct Sparse {
     header: Vec<u8>,
@@ -444,7 +444,7 @@ fn offsets_beyond_4_gib_are_read() {
 #[test]
 fn safetensors_file_beyond_the_address_space_is_rejected() {
     let files = fixture_files("tiny-checkpoint", &["config.json"], FileSource::InMemory);
-    // Length of a header, and `{`.
+    // A header length, followed by `{`.
     let header = [&8u64.to_le_bytes()[..], b"{"].concat();
     let file = Sparse { header, len: 5 << 30 };
     let error = open(files.with_file("model.safetensors", Arc::new(file))).unwrap_err().to_string();

@@ -9,7 +9,7 @@ use candle_gpt2_weights::{
 };
 use serde_json::{Value, json};
 
-/// Fragments of random texts, for each case of the word pattern and for word boundaries.
+/// Fragments for random texts, which cover each case of the word pattern and word boundaries.
 const PARTS: [&str; 46] = [
     " ",
     " ",

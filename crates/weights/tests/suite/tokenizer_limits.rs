@@ -69,7 +69,7 @@ fn expanding_normalizers_are_rejected() {
         replace(json!({"Regex": "(?=a)"}), 32),
         replace(json!({"Regex": "a?b?"}), 40),
         json!({"type": "Prepend", "prepend": "a".repeat(32)}),
-        // Without a type, which the library also accepts.
+        // The library also accepts this normalizer without a type.
         json!({"prepend": "a".repeat(32)}),
         json!({"type": "Unknown", "prepend": "a".repeat(32)}),
         normalizers(&vec![json!({"type": "ByteLevel"}); 6]),
@@ -206,7 +206,7 @@ fn long_tokens_are_rejected() {
         json["normalizer"] = json!({"type": "Replace", "pattern": {"String": "x"}, "content": " "});
     });
     assert_rejected(&normalized, &["added_tokens: the token with id", "is whitespace"]);
-    // The library would decode only one of the two.
+    // The library would decode only one of the two entries.
     for entry in ["qqqq", &long[1..]] {
         let shared = changed(|json| json["model"]["vocab"][entry] = json["model"]["vocab"]["a"].clone());
         assert_rejected(&shared, &["model.vocab: \"a\" and \"", "share the id"]);
@@ -263,7 +263,7 @@ fn truncation_padding_and_dropout_are_ignored() {
     assert_eq!(encode(&tokenizer, text).unwrap(), encode(&plain, text).unwrap());
 }
 
-/// Models of each kind with a vocabulary of lowercase words.
+/// One tokenizer model of each kind, all with the same lowercase vocabulary.
 fn models() -> [(&'static str, Value); 4] {
     let words = ["<unk>", "a", "b", "c", "ab", "abc", "##a", "##b", "##c", "##bc", "▁", "▁a", "▁ab"];
     let ids: Value = words
@@ -424,6 +424,6 @@ fn special_file_in_place_of_a_tokenizer_is_rejected() {
     let error = load_tokenizer("/dev/null").unwrap_err().to_string();
     assert_eq!(
         error,
-        "/dev/null: not a usable tokenizer: not a regular file; save it to a file and pass that file"
+        "/dev/null: not a usable tokenizer: not a regular file; save the content to a file and pass that file"
     );
 }

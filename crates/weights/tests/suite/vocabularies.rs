@@ -227,7 +227,7 @@ fn model(pieces: &[(&str, f32, u8)], more: &[u8]) -> Vec<u8> {
 fn invalid_models_are_reported_by_field() {
     let unknown = ("<unk>", 0.0, 2);
     for (contents, expected) in [
-        (vec![0x1a, 0], "pieces is empty"),
+        (vec![0x1a, 0], "contains no pieces"),
         (b"hello".to_vec(), "wire type"),
         (model(&[("a", -1.0, 1)], &[]), "no unknown piece"),
         (model(&[unknown, ("<unk2>", 0.0, 2)], &[]), "pieces[1]: a second unknown piece, after pieces[0]"),
