@@ -48,7 +48,7 @@ impl ByteTokens {
         Ok(Self { tokenizer, bytes, byte_tokens })
     }
 
-    /// Returns the bytes of each id; empty for ids that are not tokens.
+    /// Returns the bytes of every id, or no bytes if the id is not a token.
     pub(crate) fn all(&self) -> &[Vec<u8>] {
         &self.bytes
     }
@@ -71,7 +71,7 @@ impl ByteTokens {
         ids
     }
 
-    /// Encodes a text with the tokenizer; returns `None` if the tokens do not represent it exactly.
+    /// Tokenizes a text; returns `None` if the tokens do not decode to the same bytes.
     fn encode_text(&self, text: &str) -> Option<Vec<u32>> {
         let ids = encode_piece(&self.tokenizer, text).ok()?;
         let mut rest = text.as_bytes();

@@ -7,7 +7,7 @@
 //! Source: Martin, "Range encoding" (1979). Here the range is as wide as the machine's integers.
 //! With frequencies in units of 2⁻³², rounding then loses less than 2⁻²⁴ of each symbol's interval.
 
-/// Number of bits of the total frequency.
+/// Number of bits in the total frequency.
 pub(crate) const TOTAL_BITS: u32 = 32;
 /// Total frequency, divided into one [`Interval`] for each symbol.
 pub(crate) const TOTAL: u64 = 1 << TOTAL_BITS;
@@ -17,7 +17,7 @@ const MIN_RANGE: u64 = 1 << 56;
 const BYTE: u32 = 8;
 const HIGHEST_BYTE: u32 = u64::BITS - BYTE;
 
-/// Interval of a symbol: `size` units out of [`TOTAL`], at least 1, beginning at `start`.
+/// Interval of a symbol: `size` units out of [`TOTAL`], at least 1, starting at `start`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(crate) start: u64,
@@ -54,7 +54,7 @@ impl Encoder {
         }
     }
 
-    /// Returns the bytes of all symbols.
+    /// Returns the encoded bytes of all symbols.
     ///
     /// The result is the shortest prefix that, followed by zeros, is a number in the last interval.
     pub(crate) fn finish(mut self) -> Vec<u8> {
@@ -79,7 +79,7 @@ impl Encoder {
         let (low, has_overflowed) = self.low.overflowing_add(number);
         self.low = low;
         if has_overflowed {
-            // The interval stays inside the initial one, so a byte below 255 precedes those that become 0.
+            // The interval stays inside the initial one, so the carry always reaches a byte below 255.
             for byte in self.written.iter_mut().rev() {
                 *byte = byte.wrapping_add(1);
                 if *byte != 0 {
@@ -115,7 +115,7 @@ impl<'a> Decoder<'a> {
 
     /// Returns a position below [`TOTAL`] that lies in the next symbol's interval.
     pub(crate) fn position(&self) -> u64 {
-        // The remainder of the division does not belong to any symbol, but invalid input may decode to it.
+        // Values in the remainder of the range belong to no symbol, but invalid input may contain them.
         (self.above_low / (self.range >> TOTAL_BITS)).min(TOTAL - 1)
     }
 
@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// Encodes `(start, size)` symbols.
+    /// Encodes symbols given as `(start, size)` pairs.
     fn encoded(symbols: &[(u64, u64)]) -> Vec<u8> {
         let mut encoder = Encoder::new();
         symbols.iter().for_each(|&(start, size)| encoder.push(Interval { start, size }));
@@ -169,10 +169,10 @@ mod tests {
         assert_eq!(encoded(&[(0, 1 << 31)]), [0u8; 0], "zeros follow");
         assert_eq!(encoded(&[(1 << 31, 1 << 31)]), [0x80]);
         assert_eq!(encoded(&[(0x1234_5678, 1)]), [0x12, 0x34, 0x56, 0x78]);
-        // The second quarter, and the third quarter of that. It begins at 1/4 + 1/4 · 1/2 of the range, minus
-        // rounding losses.
+        // The second quarter of the range, then the third quarter of that interval, which begins at
+        // 1/4 + 1/4 · 1/2 of the range, minus rounding losses.
         assert_eq!(encoded(&[(1 << 30, 1 << 30), (1 << 31, 1 << 30)]), [0x60]);
-        // Rounding losses add up, so a number of four bytes is in the intervals of all 256 symbols.
+        // Rounding losses add up, so four bytes followed by zeros lie in the intervals of all 256 symbols.
         assert_eq!(encoded(&[(0xab << 24, 1 << 24); 256]), [0xab; 4]);
         let symbols = (1u64..7).map(|n| (n * 2_654_435_761 % (TOTAL - 1_000_003), 1_000_003));
         let expected = [0x9e, 0x3b, 0x15, 0x84, 0xd6, 0x43, 0x42, 0x39, 0x78];
@@ -181,8 +181,8 @@ mod tests {
 
     #[test]
     fn carries_propagate_through_0xff_bytes() {
-        // Symbols at the upper edge of each interval fill the low end with bytes of 255. The next symbol may
-        // or may not carry into them.
+        // Symbols at the upper edge of each interval produce bytes of 255. The next symbol may or may not
+        // carry into these bytes.
         let edge = [(TOTAL - 1, 1), (TOTAL - 1, 1), (TOTAL - 1, 1), (TOTAL - 3, 3), (TOTAL - 1, 1)];
         assert_decodes(&edge, &encoded(&edge));
         let middle = [((1 << 31) - 1, 2), (1 << 31, 1 << 31), (0, 1 << 31), (TOTAL - 1, 1), (1 << 31, 1)];
@@ -196,7 +196,7 @@ mod tests {
             let mut draw = |below: u64| random.below(below);
             let symbols: Vec<(u64, u64)> = (0..draw(300) + 1)
                 .map(|_| {
-                    // Frequencies of all sizes, from the smallest to nearly the total.
+                    // Frequencies of all magnitudes, from 1 to nearly the total.
                     let size = (draw(TOTAL) >> draw(32)).max(1);
                     let size = if draw(4) == 0 { TOTAL - size } else { size }.max(1);
                     (draw(TOTAL - size + 1), size)
@@ -205,7 +205,7 @@ mod tests {
             let bytes = encoded(&symbols);
             assert_decodes(&symbols, &bytes);
             let bits: f64 = symbols.iter().map(|&(start, size)| Interval { start, size }.bits()).sum();
-            // The end takes up to two bytes, and a symbol loses less than 2⁻²⁴ of its interval.
+            // Finishing adds up to two bytes, and rounding costs each symbol less than 2⁻²⁴ of its interval.
             let max_bytes = bits / 8.0 + 2.0;
             assert!(bytes.len() as f64 <= max_bytes, "{round}: {} bytes for {bits} bits", bytes.len());
         }

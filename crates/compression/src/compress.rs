@@ -40,7 +40,7 @@ pub struct Compressor {
     header: Header,
 }
 
-/// Statistics of compressed data, returned by [`Compressor::compress`].
+/// Compression statistics, returned by [`Compressor::compress`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// Number of input bytes.
@@ -166,7 +166,7 @@ impl Compressor {
         Ok(ids.into_iter().zip(intervals).map(size).collect())
     }
 
-    /// Encodes one stream, or stores its bytes if coding does not make them smaller.
+    /// Encodes one stream, or stores its bytes verbatim if coding would not shrink them.
     fn code(
         &self,
         bytes: &[u8],

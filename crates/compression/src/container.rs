@@ -95,12 +95,12 @@ impl Header {
     }
 }
 
-/// Describes a model's dtypes for messages.
+/// Formats a model's dtypes for error messages.
 pub(crate) fn dtypes(weights: &str, kv: &str) -> String {
     format!("weights in {weights} and a KV cache in {kv}")
 }
 
-/// Coded stream of a group.
+/// Coded stream in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Coded {
     pub(crate) bytes: Vec<u8>,
@@ -156,7 +156,7 @@ impl End {
     }
 }
 
-/// Group, or the end of the file.
+/// Part of a file: a group, or the end marker.
 pub(crate) enum Part {
     Group(Group),
     End(End),
@@ -170,7 +170,7 @@ fn push_varint(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number.to_le_bytes()[0]);
 }
 
-/// Appends a text of at most 255 bytes, preceded by its length.
+/// Appends a string of at most 255 bytes, preceded by its length.
 fn push_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.push(text.len().to_le_bytes()[0]);
     bytes.extend(text.as_bytes());
@@ -180,7 +180,7 @@ fn push_checksum(bytes: &mut Vec<u8>) {
     bytes.extend(crc32fast::hash(bytes).to_le_bytes());
 }
 
-/// Reader of the parts of a file, in order.
+/// Reader for the parts of a compressed file, in order.
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     input: R,
@@ -227,7 +227,7 @@ impl<R: Read> Reader<R> {
         Ok(Header { dtype, kv_dtype, name, length, windows, digest, canary })
     }
 
-    /// Reads the next part. Bytes after the end are an error.
+    /// Reads the next part; rejects bytes after the end marker.
     pub(crate) fn part(&mut self) -> Result<Part, CompressionError> {
         self.hasher.reset();
         let damaged = |what| CompressionError::Damaged { what };
@@ -247,7 +247,7 @@ impl<R: Read> Reader<R> {
             let size = self.varint()?;
             let is_stored = size & 1 == 1;
             let coded = usize::try_from(size / 2).ok();
-            // A stream that coding does not make smaller is stored.
+            // Streams that coding would not shrink are stored verbatim, so a coded stream must be smaller.
             let coded = coded.filter(|coded| if is_stored { *coded == length } else { *coded < length });
             sizes.push((coded.ok_or(damaged("a stream has an invalid size"))?, is_stored));
         }
@@ -310,7 +310,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// Writes bytes and returns their number.
+/// Writes the bytes and returns their count.
 pub(crate) fn write(output: &mut dyn Write, bytes: &[u8]) -> Result<u64, CompressionError> {
     output.write_all(bytes).map_err(CompressionError::Write)?;
     Ok(bytes.len() as u64)

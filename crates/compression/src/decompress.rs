@@ -57,7 +57,7 @@ impl<R: Read> Compressed<R> {
         &self.header
     }
 
-    /// Writes the original bytes to `output` and returns their number.
+    /// Writes the original bytes to `output` and returns the number of bytes written.
     ///
     /// Each group is written after its checksums have been verified. After an error, the output contains only
     /// the beginning of the data. Callers that need all or nothing should write to a temporary location.
@@ -97,7 +97,7 @@ impl<R: Read> Compressed<R> {
                         ));
                     }
                     if self.header.length.is_some_and(|stated| stated != length) {
-                        return Err(damaged("its header states a different length"));
+                        return Err(damaged("the length in its header does not match its contents"));
                     }
                     output.flush().map_err(CompressionError::Write)?;
                     return Ok(length);
@@ -151,7 +151,7 @@ impl<R: Read> Compressed<R> {
         }
         find_all(loaded, self.header.windows, &mut open)?;
         let is_right = |(coded, restored): (&Coded, &Vec<u8>)| crc32fast::hash(restored) == coded.checksum;
-        // The group's own checksum was right, so the decoded tokens are wrong.
+        // The group's own checksum matched, so a mismatch here means that the wrong tokens were decoded.
         if coded.iter().zip(&restored).all(is_right) {
             Ok(restored)
         } else {
@@ -160,7 +160,7 @@ impl<R: Read> Compressed<R> {
     }
 }
 
-/// Context shared by all streams of a group.
+/// Context shared by all streams in a group.
 struct Work<'a> {
     tokens: &'a ByteTokens,
     bar: Option<&'a dyn Progress>,
@@ -193,8 +193,8 @@ impl Stream for OpenStream<'_> {
         check_interrupted(self.work.reporter)?;
         self.decoder.take(found);
         let bytes = self.work.tokens.bytes_of(id);
-        // Vocabulary rows that are not tokens have no bytes. Only logits that differ from the compressor's
-        // select them.
+        // Vocabulary rows without a token have no bytes. They can be decoded only if the logits differ from
+        // the compressor's.
         if bytes.is_empty() || self.restored.len() + bytes.len() > self.length {
             return Err(CompressionError::ArithmeticMismatch);
         }

@@ -29,7 +29,7 @@ pub enum CompressionError {
     /// The context is outside the model's range.
     #[error("`context`: expected 2 to {n_positions} tokens (the model's limit), found {found}")]
     Context {
-        /// Number of positions of the model.
+        /// Number of positions that the model supports.
         n_positions: usize,
         /// Requested context.
         found: usize,

@@ -1,6 +1,6 @@
 //! Conversion of logits to integer token frequencies, and lookup of a token by position.
 //!
-//! The exponentials of the logits are integers, see [`integer_exponentials`]. `S(i)` is the sum of those
+//! The exponentials of the logits are integers; see [`integer_exponentials`]. `S(i)` is the sum of those
 //! before token `i`, `V` the number of tokens and `T` the total frequency. Token `i`'s interval starts at
 //!
 //! ```text
@@ -17,7 +17,7 @@ use candle_gpt2_generation::{GenerationError, largest};
 
 use crate::coder::{Interval, TOTAL};
 
-/// Number of exponentials to sum between checks for the token.
+/// Number of exponentials in a block; the search for a token skips whole blocks.
 const BLOCK: usize = 256;
 
 /// Frequencies of all tokens.
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn frequencies_match_known_values() {
         let frequencies = Frequencies::of(&[0.0, f32::NEG_INFINITY, 0.0]).unwrap();
-        // 2³² - 3 units in two halves, the first of which is rounded down, plus one unit for each token.
+        // Two halves of 2³² - 3 units, the first rounded down, plus one unit for each of the three tokens.
         let half = (TOTAL - 3) / 2;
         let expected = [
             Interval { start: 0, size: half + 1 },
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn intervals_partition_the_range_and_match_softmax() {
-        // Vocabularies around the block size and of other sizes; flat and sharp distributions.
+        // Vocabulary sizes near the block size and far from it, with flat and sharp distributions.
         for vocabulary in [1, 2, 255, 256, 257, 700, 50_257] {
             for sharpness in [0.0f32, 1.0, 30.0] {
                 let logits: Vec<f32> =
@@ -116,8 +116,8 @@ mod tests {
                     end += interval.size;
                     let fraction = interval.size as f64 / TOTAL as f64;
                     let probability = f64::from(logits[token]).exp() / sum;
-                    // One unit for the token itself, one for rounding, the units of the other tokens, and
-                    // 2⁻³⁰ of the largest.
+                    // Allows one unit for the token itself, one for rounding, the units of the other tokens,
+                    // and 2⁻³⁰ of the largest exponential.
                     let tolerance = (2.0 + vocabulary as f64 * probability) / TOTAL as f64 + 1e-9;
                     assert!((fraction - probability).abs() <= tolerance, "{fraction} for {probability}");
                     if token % 97 == 0 || token + 300 > vocabulary {

@@ -18,7 +18,7 @@ use crate::windows::{Windows, for_each_next};
 
 /// Number of digest bytes stored in a file.
 pub(crate) const DIGEST_BYTES: usize = 8;
-/// Number of tokens in the canary's prompt, or fewer if the windows are shorter.
+/// Maximum number of tokens in the canary's prompt; shorter windows use fewer.
 const CANARY_TOKENS: usize = 16;
 /// Number of matrix rows to expand together.
 const ROWS: usize = 1024;
@@ -64,14 +64,14 @@ pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8
     Ok(prefix)
 }
 
-/// Computes a checksum of the bits of the logits after each token of a fixed prompt.
+/// Computes a checksum over the bits of the logits after each token of a fixed prompt.
 pub(crate) fn canary(
     model: &Gpt2LMHeadModel,
     windows: Windows,
 ) -> std::result::Result<u32, CompressionError> {
     let vocab_size = u32::try_from(model.config().vocab_size).unwrap_or(u32::MAX);
     let tokens = u32::try_from(CANARY_TOKENS.min(windows.context)).unwrap_or(u32::MAX);
-    // Ids from the whole vocabulary.
+    // Token ids spread evenly over the vocabulary.
     let ids: Vec<u32> = (0..tokens).map(|index| vocab_size / tokens * index).collect();
     let of_rows = for_each_next(
         model,
@@ -113,7 +113,7 @@ impl Digester {
         layer.bias().map_or(Ok(()), |bias| self.tensor(bias))
     }
 
-    /// Adds a checksum of the values to the digest; adding all values would be ten times slower.
+    /// Adds a checksum of the values to the digest; hashing all values would be ten times slower.
     fn tensor(&mut self, tensor: &Tensor) -> Result<()> {
         let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         let mut hasher = Hasher::new();

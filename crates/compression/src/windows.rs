@@ -1,4 +1,4 @@
-//! Model predictions for the tokens of streams, in overlapping windows.
+//! Model predictions for stream tokens, in overlapping windows.
 //!
 //! Known tokens are predicted window by window. Unknown tokens are decoded one at a time, with many streams
 //! in a batch.
@@ -19,12 +19,12 @@ use crate::CompressionError;
 
 /// Token dimension of a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
-/// Maximum number of tokens in a pass over several streams; starting a window takes several passes.
+/// Maximum number of tokens per pass over all streams; a new window may need several passes.
 const PASS_TOKENS: usize = 512;
 /// Smallest context that can predict a token.
 const MIN_CONTEXT: usize = 2;
 
-/// Windows of a stream.
+/// Window sizes for a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Windows {
     /// Number of tokens in a window.
@@ -60,7 +60,7 @@ pub(crate) fn start(config: &Gpt2Config) -> u32 {
     config.start_token().unwrap_or(0)
 }
 
-/// Calls `visit` with the logits for each token in `ids` but the first, and returns the results.
+/// Calls `visit` with the logits for each token in `ids` except the first; returns the results.
 ///
 /// `visit` also receives the token's index. `progress` receives the number of tokens since the last call, and
 /// can stop the job with an error.
@@ -136,7 +136,7 @@ fn find<S: Stream>(
     while !rows.is_empty() {
         let hidden = read_last(model, &mut cache, &rows, unread)?; // (1, rows, C)
         let found = for_each_row(model, &hidden, 0..rows.len(), |row, logits| rows[row].stream.find(logits))?;
-        // Goes backward so that the row that replaces a removed one has already been processed.
+        // Iterates backward, so that the row that replaces a removed row has already been processed.
         for (row, (id, found)) in found.into_iter().enumerate().rev() {
             rows[row].ids.push(id);
             if !rows[row].stream.take(id, found)? {

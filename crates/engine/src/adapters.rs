@@ -1,4 +1,4 @@
-//! LoRA adapters of a model, as users specify them.
+//! LoRA adapters for a model, as users specify them.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -79,7 +79,7 @@ impl fmt::Display for AdapterChoice {
     }
 }
 
-/// Deserializes one adapter or several from strings.
+/// Deserializes one or more adapters from strings.
 pub(crate) fn deserialize_adapters<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<AdapterChoice>, D::Error> {

@@ -1,4 +1,4 @@
-//! Token sequences of words that must not be generated.
+//! Token sequences for words that must not be generated.
 
 use candle_gpt2_weights::encode_piece;
 

@@ -66,7 +66,7 @@ pub struct ScoredChoice {
     pub is_greedy: bool,
 }
 
-/// Index of the best choice by each measure, from 0; ties go to the first choice.
+/// Zero-based index of the best choice by each measure; ties go to the first choice.
 ///
 /// Part of [`ScoredChoices`], which [`Choices::score`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

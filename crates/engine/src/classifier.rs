@@ -85,18 +85,18 @@ struct Row {
     choice: Option<String>,
 }
 
-/// Classification of one question.
+/// Classification result for one question.
 ///
 /// Returned by [`Classifier::classify`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Classification {
-    /// Labels of a text.
+    /// Labels for a text.
     Labels {
         /// All labels, best first.
         labels: Vec<Label>,
     },
-    /// Labels of each token of a text.
+    /// Labels for each token in a text.
     Tokens {
         /// Tokens in text order.
         tokens: Vec<LabeledToken>,
@@ -136,7 +136,7 @@ pub struct LabeledToken {
     pub id: u32,
     /// Text of the token; incomplete characters become U+FFFD.
     pub text: String,
-    /// Index of the token's first character in the text, not counting the space before a word.
+    /// Index in the text of the token's first character after any leading space.
     ///
     /// Absent if token ids were supplied.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -153,7 +153,7 @@ pub struct LabeledToken {
 /// Part of a [`Classification`], which [`Classifier::classify`] returns.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankedChoice {
-    /// Index of the choice in the input, from 0.
+    /// Zero-based index of the choice in the input.
     pub index: usize,
     /// Text after the prompt; absent if token ids were supplied.
     #[serde(skip_serializing_if = "Option::is_none")]

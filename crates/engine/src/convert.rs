@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{EngineError, ModelOptions, ReadJob, Reporter};
 
-/// Options of a conversion.
+/// Options for a conversion.
 ///
 /// ```
 /// use candle_gpt2_engine::{ConvertOptions, ModelOptions, Silent};
@@ -34,7 +34,7 @@ pub struct ConvertOptions {
     /// `.gguf` selects a GGUF file, `.safetensors` the weights alone, and anything else a Hugging Face
     /// folder. The name of a folder with the extension of a file needs a trailing slash.
     pub output: PathBuf,
-    /// Type of the written weights.
+    /// Type in which to store the weights.
     pub dtype: WrittenDType,
 }
 
@@ -47,11 +47,11 @@ pub struct Conversion {
     pub output: PathBuf,
     /// File format, `gguf` or `safetensors`.
     pub format: &'static str,
-    /// Type of the weights.
+    /// Type of the stored weights.
     pub dtype: &'static str,
     /// Size of the weights file in bytes.
     pub bytes: u64,
-    /// Notes on settings of the checkpoint that the output does not contain.
+    /// Notes on checkpoint settings that the output does not contain.
     pub notes: Vec<String>,
 }
 
@@ -115,7 +115,7 @@ enum OutputKind {
 }
 
 impl OutputKind {
-    /// Determines the kind of output, rejecting file names with any other extension.
+    /// Determines the kind of output; rejects file names with unsupported extensions.
     fn of(output: &Path) -> Result<Self, EngineError> {
         /// Known file extensions that contain digits.
         const ENDINGS: [&str; 4] = ["h5", "7z", "mp3", "mp4"];
@@ -140,7 +140,7 @@ impl OutputKind {
     }
 }
 
-/// Note on files that a safetensors file needs next to it and that are missing.
+/// Note on the missing files that a safetensors file needs in its folder.
 fn needed_note(file: &Path, checkpoint: &Checkpoint, companions: &Companions) -> Option<String> {
     /// Maximum size of a configuration file to compare, in bytes.
     const MAX_CONFIG_BYTES: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Generation defaults: `generation_config.json`, and the end tokens of `config.json`.
+//! Generation defaults: `generation_config.json`, and the end tokens from `config.json`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use candle_gpt2_weights::Checkpoint;
 
 use crate::{EngineError, Vocabulary, banned_tokens};
 
-/// Generation defaults of a model.
+/// Generation defaults for a model.
 ///
 /// If the files request no search, tokens are sampled from the 50 most probable ones.
 ///
@@ -77,7 +77,7 @@ impl Defaults {
         }
     }
 
-    /// Settings from the files; a request overrides them and then [completes](Self::complete) the result.
+    /// Settings from the files; apply a request's options, then [complete](Self::complete) the result.
     ///
     /// End tokens outside the vocabulary are dropped: transformers writes its own end token, 50256, next to
     /// vocabularies of any size.
@@ -122,7 +122,8 @@ impl Defaults {
         let mut config = options.applied_to(self.config.clone())?;
         for word in options.bad_words.iter().flatten() {
             if self.vocabulary.tokenizer().is_none() {
-                let what = format!("`bad_words` {word:?}: needs a tokenizer, and this model has none");
+                let what =
+                    format!("`bad_words` needs a tokenizer to encode {word:?}, and this model has none");
                 return Err(GenerationError::Option { what }.into());
             }
             config.bad_words_ids.extend(banned_tokens(&self.vocabulary, word)?);
@@ -143,7 +144,7 @@ impl Defaults {
         if vocabulary.tokenizer().is_none() && !config.stop_strings.is_empty() {
             return Err(GenerationError::StopStringsWithoutTokenizer.into());
         }
-        // A special token produces no text in which to find a stop string.
+        // A special token decodes to no text, so a stop string could never match it.
         let special = |text: &String| vocabulary.special_token(text);
         config.eos_token_id.extend(config.stop_strings.iter().filter_map(special));
         config.stop_strings.retain(|text| special(text).is_none());
@@ -168,9 +169,9 @@ impl Defaults {
         config.check_model(self.vocabulary.config())
     }
 
-    /// Notes on the end tokens of a request; they are not errors.
+    /// Notes on a request's end tokens; notes are not errors.
     pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
-        // A request with its own end tokens does not need the end tokens of the files.
+        // A request with its own end tokens does not need the end tokens from the files.
         let has_own_ends = match self.config.eos_token_id.as_slice() {
             [] => config.eos_token_id.is_empty(),
             ends => config.eos_token_id.starts_with(ends),

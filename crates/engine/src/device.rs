@@ -153,14 +153,14 @@ mod tests {
         }
     }
 
-    /// For the 124M model: 124,439,808 weights, and 2 · 12 · 768 cached values for each of 1,024 tokens.
+    /// Uses the 124M model: 124,439,808 weights, and 2 · 12 · 768 cached values for each token.
     #[test]
     fn model_that_exceeds_gpu_memory_is_rejected() {
         let config = Gpt2Config::gpt2();
         let needed = 4 * (124_439_808 + 2 * 12 * 768 * 1024);
         assert!(check_gpu_room_in(needed, &config, DType::F32).is_ok());
         let error = check_gpu_room_in(needed - 1, &config, DType::F32).unwrap_err().to_string();
-        for part in ["546.7 MiB are free", "474.7 MiB for its weights in f32", "72.0 MiB for the KV cache"] {
+        for part in ["546.7 MiB is free", "474.7 MiB for its weights in f32", "72.0 MiB for the KV cache"] {
             assert!(error.contains(part), "`{part}` is not in: {error}");
         }
         assert!(check_gpu_room_in(needed / 2, &config, DType::BF16).is_ok());

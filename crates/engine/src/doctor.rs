@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::{CachedModels, DeviceChoice, HubOptions, Network, Reporter, Unit, process};
 
-/// Resources of a machine that this process can use.
+/// Machine resources that this process can use.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Machine};
@@ -90,8 +90,8 @@ pub struct Memory {
 pub struct LargePageUse {
     /// System-wide mode; `None` if the system does not report it (Linux does).
     ///
-    /// `always` applies large pages to all memory, `madvise` to memory that requests them, and `never` to
-    /// none.
+    /// `always` uses large pages for all memory, `madvise` only for memory that a process marks, and `never`
+    /// for none.
     pub system: Option<String>,
     /// Whether this process requests large pages; see [`process::use_large_pages`].
     pub is_asked: bool,
@@ -309,7 +309,7 @@ pub struct Speeds {
     pub read_bytes: u64,
     /// Number of rounds in which the buffer was read.
     pub read_rounds: usize,
-    /// Number of the `read_bytes` that are in large pages, if the system reports it.
+    /// Portion of `read_bytes` in large pages, if the system reports it.
     pub read_bytes_in_large_pages: Option<u64>,
     /// Multiply-adds per second in a matrix product with f32 weights.
     pub f32_multiply_adds_per_s: f64,
@@ -341,7 +341,7 @@ const READ_BYTES: usize = 512 << 20;
 const READ_CACHES: usize = 8;
 /// Granularity of the buffer size.
 const READ_STEP: usize = 32 << 20;
-/// Shape of the weight matrix in the measured product: a layer as wide as GPT-2.
+/// Shape of the weight matrix in the measured product: a layer with GPT-2's width.
 ///
 /// The input is a prompt of `PRODUCT_ROWS` tokens. A product this short leaves some rounds undisturbed even
 /// on a busy machine.
@@ -403,12 +403,12 @@ fn multiplied(clock: &Clock, format: NumberType) -> Result<Rounds, PackError> {
     }))
 }
 
-/// Timing statistics of repeated work.
+/// Timing statistics for repeated work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Rounds {
-    /// Shortest time of a round, in seconds.
+    /// Duration of the fastest round, in seconds.
     best_s: f64,
-    /// Median time of a round, in seconds.
+    /// Median duration of a round, in seconds.
     median_s: f64,
     count: usize,
     is_busy: bool,
@@ -463,9 +463,9 @@ impl Rounds {
 pub struct Estimate {
     /// Type of the weights.
     pub dtype: &'static str,
-    /// Bytes of weights read for each new token.
+    /// Weight bytes read for each new token.
     pub read_bytes: u64,
-    /// New tokens per second of a single sequence; each token reads all weights.
+    /// New tokens per second in a single sequence; each token requires reading all weights.
     pub new_tokens_per_s: f64,
     /// Prompt tokens per second.
     ///
@@ -555,7 +555,7 @@ mod tests {
             ("q8", weights * 34 / 32),
             "with a scale of two bytes for 32 weights"
         );
-        // Here too, every 32 weights share a two-byte scale; the head has six bits per weight.
+        // Every 32 weights share a two-byte scale. The blocks have 4 bits per weight, and the head has 6.
         assert_eq!((q4.dtype, q4.read_bytes), ("q4", 84_934_656 * 18 / 32 + 50_272 * 768 * 26 / 32));
         assert_eq!(q4.prompt_tokens_per_s, 500e9 / 84_934_656.0);
         assert_eq!(f32.new_tokens_per_s, 50e9 / f32.read_bytes as f64);
@@ -570,7 +570,7 @@ mod tests {
         );
     }
 
-    /// Measures simulated rounds that take `time(index)` milliseconds, and counts them.
+    /// Measures and counts simulated rounds, each of which takes `time(index)` milliseconds.
     fn rounds(time: impl Fn(u64) -> u64) -> (Rounds, u64) {
         let elapsed = Arc::new(Mutex::new(Duration::ZERO));
         let seen = elapsed.clone();

@@ -8,7 +8,7 @@ use candle_gpt2_weights::{TensorFile, WeightsError};
 
 use crate::EngineError;
 
-/// Name of the tensor in the file, same as the argument's name in transformers.
+/// Name of the tensor in the file, which is also the argument's name in transformers.
 const NAME: &str = "encoder_hidden_states";
 
 /// Encoder hidden states that have been checked against a model's configuration.
@@ -63,7 +63,9 @@ impl EncoderStates {
             .and_then(|sizes| sizes.to_dtype(candle_core::DType::F64)?.sum_all()?.to_scalar::<f64>());
         match sum {
             Ok(sum) if sum.is_finite() => Ok(Self(states)),
-            Ok(_) => Err(EngineError::Options { what: "all values must be finite".into() }),
+            Ok(_) => {
+                Err(EngineError::Options { what: "encoder hidden states: all values must be finite".into() })
+            }
             Err(error) => Err(EngineError::Options { what: error.to_string() }),
         }
     }

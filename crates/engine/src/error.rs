@@ -125,7 +125,7 @@ pub enum EngineError {
         /// Vocabulary size.
         vocab_size: usize,
     },
-    /// The options of a request are invalid or conflict.
+    /// A request's options are invalid or in conflict.
     #[error("{what}", what = bounded_message(.what))]
     Options {
         /// The affected options, and how to fix the request.
@@ -137,7 +137,7 @@ pub enum EngineError {
         /// The problem, and how to fix it.
         what: String,
     },
-    /// A line of a file is not a valid row.
+    /// A line in a file is not a valid row.
     #[error("{what}", what = bounded_message(.what))]
     Row {
         /// The expected format, and how to fix the line.
@@ -157,7 +157,7 @@ pub enum EngineError {
         /// The problem, and how to fix it.
         what: String,
     },
-    /// A line of a bulk job could not be written.
+    /// An output line of a bulk job could not be written.
     #[error(transparent)]
     Output(Box<dyn std::error::Error + Send + Sync>),
     /// The models to compare have different vocabulary sizes.

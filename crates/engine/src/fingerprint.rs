@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{EngineError, Reporter};
 
-/// Number of prompt tokens, or fewer if the context is shorter; exceeds one attention tile.
+/// Maximum number of prompt tokens, more than one attention tile; a shorter context uses fewer.
 const PROMPT_TOKENS: usize = 300;
 /// Number of tokens whose logits are in memory at a time.
 const PIECE_TOKENS: usize = 32;

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::{EngineError, HubOptions, ModelOptions, ReadJob, Reporter, Silent};
 
-/// Options of an inspection.
+/// Options for an inspection.
 ///
 /// The subject is a checkpoint, or a published model, which needs no files.
 ///
@@ -43,11 +43,11 @@ pub struct InspectOptions {
     pub model: Option<PathBuf>,
     /// Name of a published model, such as `gpt2-xl`, to inspect instead of a checkpoint.
     pub preset: Option<String>,
-    /// Whether to compute [`Statistics`] of every tensor.
+    /// Whether to compute [`Statistics`] for every tensor.
     pub tensors: bool,
     /// Another checkpoint to compare with; the report then contains only the comparison.
     pub diff: Option<PathBuf>,
-    /// Number of attention heads, for a checkpoint that does not record it.
+    /// Number of attention heads, for a checkpoint that does not record the number.
     pub n_head: Option<usize>,
     /// Access to the Hub.
     pub hub: HubOptions,
@@ -151,7 +151,7 @@ pub struct Inspection {
     pub parameters: ParameterCounts,
     /// Parameter counts that different sources publish for this model.
     pub ledger: Vec<LedgerRow>,
-    /// Distinct parameters in the files, without biases that are not stored; absent for a preset.
+    /// Number of distinct parameters stored in the files; absent for a preset.
     pub stored_parameters: Option<usize>,
     /// Size of the weights in bytes, by type.
     pub memory_bytes: BytesPerType,
@@ -183,9 +183,9 @@ pub struct StoredFile {
 pub struct VocabularySizes {
     /// Size in the configuration.
     pub config: usize,
-    /// Number of rows of the token embedding, if it is stored as a single tensor.
+    /// Number of rows in the token embedding, if it is stored as a single tensor.
     pub embedding_rows: Option<usize>,
-    /// Number of tokens of the tokenizer, if there is one.
+    /// Number of tokens in the tokenizer, if there is one.
     pub tokenizer: Option<usize>,
 }
 
@@ -232,7 +232,7 @@ impl KvBytesPerType {
     }
 }
 
-/// A tensor of a checkpoint or of a published model.
+/// A tensor in a checkpoint or a published model.
 ///
 /// Part of an [`Inspection`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -247,7 +247,7 @@ pub struct InspectedTensor {
     ///
     /// A buffer is a causal mask from an old checkpoint. Skipped tensors have types that hold no weights.
     pub role: &'static str,
-    /// Statistics of the values, if requested and if the type holds weights.
+    /// Statistics of the values, if requested and if the type can hold weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub statistics: Option<Statistics>,
 }

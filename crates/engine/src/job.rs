@@ -30,7 +30,7 @@ pub struct Completion {
     /// Length-normalized log-probability of a beam.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// Numbers of drafted and accepted tokens, if tokens were drafted.
+    /// Number of drafted and accepted tokens, if tokens were drafted.
     #[serde(flatten)]
     pub drafts: Option<Drafts>,
 }
@@ -126,7 +126,7 @@ pub trait Job {
         system_clock()
     }
 
-    /// Logits processors in addition to those of the configuration, such as a grammar.
+    /// Logits processors in addition to those from the configuration, such as a grammar.
     ///
     /// [`LogitsProcessor::add_to`] defines their order.
     fn processors(&self) -> Vec<LogitsProcessor> {
@@ -155,20 +155,20 @@ impl LoadedModel {
             let what = "an assistant cannot be combined with beam or contrastive search";
             return Err(EngineError::from(GenerationError::Conflict { what: what.into() }).into());
         }
-        /// Maximum number of unfinished prompts per sequence of a batch.
+        /// Maximum number of unfinished prompts for each sequence in a batch.
         ///
         /// Without this limit, a job whose completions have no tokens would read all prompts at once.
         const OPEN_PROMPTS: usize = 2;
         // Searches run one after the other, each with its own memory.
         let batch_size = if is_search { 1 } else { batch_size.max(1) };
         let config = Arc::new(config.clone());
-        // Reads one prompt more than a batch to detect smaller jobs.
+        // Reads up to one prompt more than the batch size, to detect jobs that fit into one batch.
         let mut ahead = VecDeque::new();
         while !is_search && ahead.len() <= batch_size {
             let Some(prompt) = job.next_prompt()? else { break };
             ahead.push_back(Request::new(prompt, Arc::clone(&config)));
         }
-        // The error of a rejected prompt is reported when it is submitted.
+        // An invalid prompt counts as 0 tokens; its error is reported when the prompt is submitted.
         let kv_tokens = |request: &Request| request.kv_tokens(self.config()).unwrap_or(0);
         let tokens: Vec<usize> = ahead.iter().map(kv_tokens).collect();
         let options = options_for(&tokens, batch_size, config.num_return_sequences, self.config());
@@ -261,10 +261,10 @@ impl LoadedModel {
         Ok(scheduler)
     }
 
-    /// Returns a prompt's completions as they are before the first token.
+    /// Creates a prompt's completions as they are before their first token.
     fn empty_texts(&self, config: &GenerationConfig) -> Vec<Completion> {
         let text = self.vocabulary().tokenizer().map(|_| String::new());
-        // Stop reason of a completion that has not ended.
+        // Completions keep this stop reason until they end.
         let stop_reason = StopReason::Interrupted;
         let is_drafted = self.assistant().is_some() || config.prompt_lookup_num_tokens.is_some();
         let drafts = (is_drafted && config.search_mode() == SearchMode::TokenByToken).then(Drafts::default);
@@ -275,7 +275,7 @@ impl LoadedModel {
     }
 }
 
-/// Delivers the result of a prompt.
+/// Delivers a prompt's result to the job.
 ///
 /// A device failure ends the job instead, because it would affect every other prompt too.
 fn deliver<J: Job>(
@@ -289,7 +289,7 @@ fn deliver<J: Job>(
     }
 }
 
-/// Chooses the scheduler's capacity: `batch_size` sequences of any length, or fewer for a small job.
+/// Chooses a scheduler capacity: `batch_size` sequences of any length, or fewer for a small job.
 ///
 /// A small job has at most `batch_size` prompts. Each prompt has `copies` sequences. `tokens` holds, for each
 /// prompt, the number of cached tokens of one sequence.
@@ -300,7 +300,7 @@ fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2C
         (batch_size, KvSlot::room_of(model.n_positions))
     };
     let max_texts = texts.clamp(1, batch_size);
-    // No caller waits for other sequences during a prefill, so each prompt is one chunk.
+    // No caller is waiting for individual tokens, so each prompt can be prefilled in one chunk.
     let chunk_tokens = model.n_positions;
     SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens }
 }

@@ -6,8 +6,8 @@ use candle_gpt2_arithmetic::large_pages;
 
 /// Large-page usage of this process.
 ///
-/// Only memory for weights, such as a [`PackedMatrix`](candle_gpt2_arithmetic::PackedMatrix), and for KV
-/// caches requests them.
+/// A process requests large pages only for KV caches and for weights, such as a
+/// [`PackedMatrix`](candle_gpt2_arithmetic::PackedMatrix).
 ///
 /// ```standalone_crate
 /// use candle_gpt2_arithmetic::{PackedMatrix, Strided, NumberType};
@@ -29,14 +29,14 @@ use candle_gpt2_arithmetic::large_pages;
 pub struct LargePages {
     /// System-wide mode; `None` if it is unknown, as on systems other than Linux.
     ///
-    /// `always` applies large pages to all memory, `madvise` to memory that requests them, and `never` to
-    /// none.
+    /// `always` uses large pages for all memory, `madvise` only for memory that a process marks, and `never`
+    /// for none.
     pub system: Option<String>,
     /// Whether this process requests large pages.
     pub is_asked: bool,
-    /// Resident memory that requests large pages, in bytes.
+    /// Resident memory for which large pages were requested, in bytes.
     pub asked_bytes: Option<u64>,
-    /// Number of the `asked_bytes` that are in large pages.
+    /// Portion of `asked_bytes` in large pages.
     pub bytes: Option<u64>,
 }
 
@@ -60,7 +60,7 @@ fn chosen(words: &str) -> Option<String> {
     rest.split_once(']').map(|(word, _)| word.to_owned())
 }
 
-/// Sums resident bytes, and bytes in large pages, of the mappings that request them (`hg`).
+/// Sums resident bytes and large-page bytes over the mappings that request large pages (`hg`).
 fn large_page_bytes(smaps: &str) -> (u64, u64) {
     let (mut all, mut of_mapping) = ((0, 0), (0, 0));
     for line in smaps.lines() {
@@ -69,7 +69,7 @@ fn large_page_bytes(smaps: &str) -> (u64, u64) {
             Some(kibibytes * 1024)
         };
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            // Last line of a mapping.
+            // `VmFlags` is the last line of each mapping.
             if flags.split_whitespace().any(|flag| flag == "hg") {
                 all = (all.0 + of_mapping.0, all.1 + of_mapping.1);
             }

@@ -1,7 +1,7 @@
 //! Append-only file of lines, written by one process at a time.
 //!
-//! A line counts only once its line break has been written. A job that resumes after an interruption therefore
-//! neither loses nor repeats lines.
+//! A line counts only once its line break has been written. A job that resumes after an interruption
+//! therefore neither loses nor repeats lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
@@ -100,7 +100,7 @@ impl LineFile {
         if cfg!(windows) {
             self.file.seek(SeekFrom::End(0))?;
         }
-        // One write, so that a full disk leaves at most a part of this line.
+        // A single write, so that a full disk leaves at most part of this line.
         self.file.write_all(format!("{json}\n").as_bytes())
     }
 

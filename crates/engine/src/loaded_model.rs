@@ -94,7 +94,7 @@ impl LoadedModel {
         &self.vocabulary
     }
 
-    /// Generation defaults of the checkpoint.
+    /// Generation defaults from the checkpoint.
     ///
     /// # Errors
     /// If `generation_config.json` cannot be used.

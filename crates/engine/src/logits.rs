@@ -6,7 +6,7 @@ use candle_gpt2_weights::WeightsError;
 
 use crate::Reporter;
 
-/// Computes the logits after each token of a prompt, row by row.
+/// Computes the logits after each token of a prompt, with one row per token.
 pub(crate) fn logits(model: &Gpt2LMHeadModel, prompt: &[u32]) -> Result<Vec<f32>, WeightsError> {
     let ids = Tensor::from_slice(prompt, (1, prompt.len()), &Device::Cpu)?;
     let logits = model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;

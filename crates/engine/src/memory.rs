@@ -59,7 +59,8 @@ impl MemoryNeeded {
             false => 0,
         };
         // Values per token at the widest point, the end of the MLP. The inner activations count four times,
-        // because the product copies them. The rest is the residual stream, its norm, the output and padding.
+        // because the matrix product holds copies of them. The rest is the residual stream, the normalized
+        // stream, the output and padding.
         let width = (4 * config.inner_width() + 5 * config.n_embd) as u64;
         let values =
             (config.n_positions as u64).saturating_mul(width).saturating_add(config.vocab_size as u64);
@@ -118,7 +119,7 @@ fn check_room_in(free: u64, checkpoint: &Checkpoint, dtype: Option<WeightDType>)
     Err(EngineError::WeightRoom { free, weights, dtype, fitting })
 }
 
-/// KV cache size of all sequences that run concurrently.
+/// Total KV cache size for all sequences that run concurrently.
 #[derive(Debug, PartialEq)]
 pub(crate) struct KvDemand {
     /// Number of sequences, or rows of a search.
@@ -130,7 +131,7 @@ pub(crate) struct KvDemand {
 }
 
 impl KvDemand {
-    /// Computes the KV cache size of the first `options.max_texts` sequences.
+    /// Computes the KV cache size for the first `options.max_texts` sequences.
     ///
     /// Each prompt has `copies` sequences. `tokens` holds, for each prompt, the length of one sequence. A CPU
     /// allocates memory when it is written, and a GPU allocates all of it before the first sequence.
@@ -148,7 +149,7 @@ impl KvDemand {
         Self { rows, longest: tokens.iter().copied().max().unwrap_or(0), kv_tokens }
     }
 
-    /// Computes the KV cache size of a search's rows.
+    /// Computes the KV cache size for the rows of a search.
     pub(crate) fn of_search(prompt: &[u32], config: &GenerationConfig, model: &Gpt2Config) -> Self {
         let (rows, more) = match config.search_mode() {
             // Contrastive search also runs the last token through the model.
@@ -235,7 +236,7 @@ mod tests {
         assert!(endless.check_in(0, config.kv_bytes_per_token(KvDType::F32)).is_err(), "no overflow");
     }
 
-    /// On a CPU, a long sequence does not enlarge the others' cache; a GPU allocates it all up front.
+    /// On a CPU, each sequence counts with its own length; a GPU allocates the whole cache up front.
     #[test]
     fn kv_demand_on_cpu_sums_individual_lengths() {
         let of = |copies, options, is_cpu| KvDemand::of_texts(&[1000, 3, 0, 5], copies, options, is_cpu);
@@ -275,10 +276,10 @@ mod tests {
             fitting: Some(("q8", 2 << 20)),
         };
         let expected =
-            "the weights need 8.0 MiB of memory in f32, but only 3.0 MiB are free; in q8 they need 2.0 MiB";
+            "the weights need 8.0 MiB of memory in f32, but only 3.0 MiB is free; in q8 they need 2.0 MiB";
         assert_eq!(error.to_string(), expected);
         let error = EngineError::WeightRoom { free: 1 << 20, weights: 8 << 20, dtype: "f32", fitting: None };
-        assert!(error.to_string().ends_with("1.0 MiB are free; no smaller dtype fits either"), "{error}");
+        assert!(error.to_string().ends_with("1.0 MiB is free; no smaller dtype fits either"), "{error}");
     }
 
     #[test]

@@ -191,7 +191,7 @@ impl Opened {
         Ok(assistant.map_or(needed, |assistant| needed.with(assistant)))
     }
 
-    /// Generation defaults of the checkpoint.
+    /// Generation defaults from the checkpoint.
     ///
     /// # Errors
     /// If `generation_config.json` cannot be used.

@@ -1,4 +1,4 @@
-//! Options that select a model and how to load it.
+//! Options that select a model and control how it is loaded.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::{
     ReadJob, Reporter, Vocabulary, built_in, device, device_name, hub, is_nearly_built_in,
 };
 
-/// Options that select a model and how to load it.
+/// Options that select a model and control how it is loaded.
 ///
 /// The default is the built-in model on the device that [`DeviceChoice::Auto`] finds, in the stored types,
 /// without network access.
@@ -49,8 +49,8 @@ pub struct ModelOptions {
     #[cfg_attr(feature = "clap", arg(short, long, value_name = "MODEL", default_value = BUILT_IN,
         default_value_if("adapter", ArgPredicate::IsPresent, ADAPTER_BASE)))]
     pub model: PathBuf,
-    /// LoRA adapter to apply: a folder in PEFT's format, or a name on the Hub; =WEIGHT after it scales it,
-    /// as in DIR=0.5; may be given more than once;
+    /// LoRA adapter to apply: a folder in PEFT's format, or a name on the Hub;
+    /// append =WEIGHT to scale it, as in DIR=0.5; may be given more than once;
     /// without --model, the model is the base model that the first adapter names
     #[serde(deserialize_with = "deserialize_adapters")]
     #[cfg_attr(feature = "clap", arg(long, visible_alias = "lora", value_name = "DIR[=WEIGHT]"))]
@@ -75,7 +75,7 @@ pub struct ModelOptions {
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", help = dtype_help()))]
     pub dtype: Option<WeightDType>,
     /// Precision of the KV cache: f32, f16, or q8 on the CPU (8-bit integers)
-    /// [default: f32, or f16 if the weights are rounded to f16 or integers; on GPUs that of the weights]
+    /// [default: f32, or f16 if the weights are rounded to f16 or integers; on GPUs, the weights' dtype]
     #[serde(deserialize_with = "deserialize_option_from_str")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub kv_dtype: Option<KvDType>,
@@ -90,7 +90,7 @@ pub struct ModelOptions {
     #[cfg_attr(feature = "clap", arg(skip))]
     pub encoder_states: Option<PathBuf>,
     /// Number of attention heads, if the checkpoint does not record it:
-    /// weights with the names of the book "Build a Large Language Model (From Scratch)"
+    /// weights with the names from the book "Build a Large Language Model (From Scratch)"
     /// without a config.json;
     /// weights with other names need a config.json
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
@@ -109,7 +109,7 @@ fn dtype_help() -> String {
     )
 }
 
-/// Parses a value that is written as on the command line.
+/// Parses a value in command-line syntax.
 fn deserialize_from_str<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -196,7 +196,7 @@ impl ModelOptions {
         MemoryNeeded::of(checkpoint, self.dtype, self.kv_dtype)
     }
 
-    /// User note for quantized weights that a CPU will compute in f32 because no type was requested.
+    /// Note for users if a CPU will expand quantized weights to f32 because no type was requested.
     pub fn unpacked_note(&self, checkpoint: &Checkpoint, device: &Device) -> Option<String> {
         let note = "the quantized weights are expanded to f32; `dtype` q8 is faster and needs about a quarter of the memory";
         let is_unpacked = self.dtype.is_none() && device.is_cpu() && checkpoint.is_unpacked();

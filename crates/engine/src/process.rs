@@ -1,4 +1,4 @@
-//! Process-wide settings, each with its own function; no other function of this crate changes one.
+//! Process-wide settings, each changed only by its own function in this module.
 //!
 //! Programs call these functions at startup. A library inside another program leaves the functions that
 //! require a single-threaded process to that program.
@@ -20,12 +20,12 @@ pub use crate::panics::{keep_panics, panic_message};
 pub use candle_gpt2_arithmetic::{set_thread_count, thread_count};
 pub use candle_gpt2_kernels::use_tf32;
 
-/// Environment variables for the sizes of candle's pools: elementwise operations, matrix products.
+/// Environment variables for the sizes of candle's elementwise pool and matrix-product pool.
 const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 
-/// Environment variable, and its value, that limits how long candle's threads spin after an operation.
+/// Environment variable that limits how long candle's idle threads spin, and its value.
 ///
-/// The default is about half a millisecond, during which they would block the kernels' threads.
+/// By default they spin for about half a millisecond after each operation, which blocks the kernels' threads.
 const SPIN_LIMIT: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100");
 
 /// Environment variables for candle's own pools, as names and values.
@@ -51,7 +51,7 @@ pub fn candles_settings(threads: Option<usize>) -> Vec<(&'static str, String)> {
     all.filter(is_open).map(|(variable, value, _)| (variable, value)).collect()
 }
 
-/// Starts the candle pools that are not running yet; they read [`candles_settings`] only here.
+/// Starts the candle pools that are not running yet; pools read [`candles_settings`] at startup.
 ///
 /// ```
 /// candle_gpt2_engine::process::start_candles_pools();
@@ -171,11 +171,11 @@ pub unsafe fn set_threads(threads: Option<usize>) -> bool {
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        /// Largest block that stays in the allocator.
+        /// Largest freed block that the allocator keeps for reuse, in bytes.
         ///
         /// Larger blocks, such as the weights, still come from the system and return to it.
         const LARGEST_KEPT: libc::c_int = 32 << 20;
-        /// Amount of free memory kept at the end of the heap; exceeds one layer's results.
+        /// Free memory kept at the end of the heap, in bytes; more than one layer's results.
         const KEPT: libc::c_int = 256 << 20;
         // SAFETY: each call takes the lock of the allocator's main arena and writes one or two words that
         // other threads read without the lock. The allocator does the same whenever it frees a large block:
@@ -183,7 +183,7 @@ pub fn keep_freed_memory() {
         let tuned = unsafe {
             [libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST_KEPT), libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT)]
         };
-        // If a value is rejected, everything still works, only slower.
+        // If a value is rejected, the program still works, only more slowly.
         let _ = tuned;
     }
 }

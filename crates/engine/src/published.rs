@@ -1,4 +1,4 @@
-//! Published values of public models, and checks that a checkpoint reproduces them.
+//! Published values for public models, and checks that a checkpoint reproduces them.
 //!
 //! The table is `published.json`, which records a source for each value.
 
@@ -18,7 +18,7 @@ use crate::{EngineError, ModelOptions, Reporter, Unit, Vocabulary};
 /// Table of published values, compiled into the program.
 const TABLE: &str = include_str!("published.json");
 
-/// Published values of models, by model name.
+/// Published values for models, by model name.
 ///
 /// ```
 /// use candle_gpt2_engine::PublishedValues;
@@ -49,7 +49,7 @@ enum Value {
     Parameters { value: usize, source: String },
     /// Keys of `config.json` that determine the shape of every tensor.
     Config { value: BTreeMap<String, usize>, source: String },
-    /// Token ids of a text.
+    /// Token ids for a text.
     Tokens { text: String, ids: Vec<u32>, source: String },
     /// Greedy continuation of a prompt, and whether the end-of-text token follows.
     Greedy {
@@ -61,7 +61,7 @@ enum Value {
     },
     /// Most probable token after a prompt, and its logit.
     Logit { prompt: String, token: u32, value: f64, source: String },
-    /// Mean loss of a text after a prompt, in nats per token.
+    /// Mean loss on a text after a prompt, in nats per token.
     Loss { prompt: String, text: String, value: f64, source: String },
 }
 
@@ -165,7 +165,7 @@ impl PublishedValues {
     }
 }
 
-/// Compares a checkpoint with the published values of the model named by `options`.
+/// Compares a checkpoint with the published values for the model named by `options`.
 ///
 /// Returns the results, and a note for each kind of value that is not published for this model.
 ///
@@ -198,7 +198,7 @@ pub(crate) fn compare(
     Ok((checks, unpublished.map(|kind| format!("not published for this model: {kind}")).collect()))
 }
 
-/// Largest allowed difference of a logit.
+/// Largest allowed difference between a logit and its published value.
 ///
 /// In f32, published values have four digits, and sums are computed in a different order. Quantization to a
 /// few bits moves the logits of these models by up to a few units.
@@ -255,7 +255,7 @@ impl ModelUnderTest {
                 let differing = ids.iter().zip(&found).filter(|(expected, found)| expected != found).count()
                     + ids.len().abs_diff(found.len());
                 (
-                    format!("tokens of {text:?}{}", found_suffix(differing > 0, || format!("{found:?}"))),
+                    format!("tokens for {text:?}{}", found_suffix(differing > 0, || format!("{found:?}"))),
                     differing as f64,
                     0.0,
                 )
@@ -281,7 +281,7 @@ impl ModelUnderTest {
                     format!("{found:.4}, and {most:.4} for the most probable token")
                 });
                 (
-                    format!("logit {value} of token {token} after {prompt:?}{other}"),
+                    format!("logit {value} for token {token} after {prompt:?}{other}"),
                     difference,
                     self.logit_tolerance,
                 )
@@ -290,11 +290,11 @@ impl ModelUnderTest {
                 let (prompt_ids, ids) = self.split(prompt, text)?;
                 let scored = score_continuations(&self.model, &prompt_ids, &[ids], &|| ())?;
                 let found = -scored.first().map_or(f64::NAN, Continuation::mean);
-                // A mean over several logits, whose errors partly cancel out.
+                // The loss averages over several logits, whose errors partly cancel out.
                 let tolerance = (self.logit_tolerance / 5.0).max(5e-4);
                 let difference = (found - value).abs();
                 let other = found_suffix(difference > tolerance, || format!("{found:.4}"));
-                (format!("loss {value:.4} of {text:?} after {prompt:?}{other}"), difference, tolerance)
+                (format!("loss {value:.4} on {text:?} after {prompt:?}{other}"), difference, tolerance)
             }
         };
         let holds = difference <= tolerance;

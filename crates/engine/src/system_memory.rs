@@ -101,13 +101,13 @@ struct ControlGroup {
     files: &'static GroupFiles,
 }
 
-/// File names and keys of a control group in one of the two Linux cgroup versions.
+/// File names and keys for control groups in one of the two Linux cgroup versions.
 #[derive(Debug, PartialEq)]
 struct GroupFiles {
     root: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// Key in `memory.stat`.
+    /// Key for the reclaimable page cache in `memory.stat`.
     cached: &'static str,
     swap_limit: &'static str,
     swap_used: &'static str,

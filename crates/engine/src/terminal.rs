@@ -38,7 +38,7 @@ impl Reporter for Terminal {
     }
 }
 
-/// Progress bar that disappears with its job.
+/// Progress bar that disappears when its job ends.
 struct Bar(ProgressBar);
 
 impl Progress for Bar {

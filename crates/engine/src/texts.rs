@@ -1,4 +1,4 @@
-//! Completion driver, which lets calls of one or more prompts share a scheduler.
+//! Completion driver, which lets calls with one or more prompts share a scheduler.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
@@ -65,7 +65,7 @@ struct Submitted {
     sequences: usize,
 }
 
-/// An event of a call, returned by [`CompletionDriver::step`].
+/// Event in a call, returned by [`CompletionDriver::step`].
 #[derive(Debug)]
 pub struct CallEvent {
     /// Call that the event belongs to.
@@ -118,8 +118,8 @@ impl<O> CompletionDriver<O> {
 
     /// Runs a step of the scheduler; `progress` is passed to [`Scheduler::step_with`].
     ///
-    /// Returns the events, plus an error if the device failed after them. In that case the scheduler has ended
-    /// all its requests.
+    /// Returns the events, plus an error if the device failed after them. In that case, the scheduler has
+    /// ended all its requests.
     pub fn step(
         &mut self,
         progress: &dyn Fn() -> ControlFlow<()>,
@@ -204,7 +204,7 @@ mod tests {
         let model = ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap();
         let options = SchedulerOptions { max_texts: 1, kv_tokens: 512, chunk_tokens: 64 };
         let mut scheduler = model.scheduler(options).unwrap();
-        // The scheduler holds the only other reference.
+        // The scheduler holds the only other reference to the clock.
         let clock: Clock = Arc::new(std::time::Duration::default);
         scheduler.set_clock(Arc::clone(&clock));
         let mut texts = CompletionDriver::new(scheduler);

@@ -15,7 +15,7 @@ use crate::{
     Vocabulary, fingerprint,
 };
 
-/// Number of tokens in the fixed prompt, or fewer if the context is shorter.
+/// Maximum number of tokens in the fixed prompt; a shorter context uses fewer.
 const PROMPT_TOKENS: usize = 16;
 /// Note on a checkpoint without a tokenizer.
 const NO_TOKENIZER: &str = "no tokenizer found";
@@ -24,7 +24,7 @@ const NO_TOKENIZER: &str = "no tokenizer found";
 /// It is relative to the largest logit. Both computations use f32, but sum in a different order.
 const CACHE_TOLERANCE: f64 = 1e-4;
 
-/// Options of a verification.
+/// Options for a verification.
 ///
 /// ```
 /// use candle_gpt2_engine::{BUILT_IN, ModelOptions, Silent, VerifyOptions};
@@ -181,7 +181,7 @@ impl ModelOptions {
                 cache_difference = check(difference, largest_logit(&logits), "with a cache");
             }
             if let Some(classifier) = &models.classifier {
-                // The first row of both results belongs to the same text; the rest is not compared.
+                // Both results begin with the logits of the same text; only those are compared.
                 let (alone, beside) = (
                     classifier.logits(&[&prompt])?,
                     classifier.logits(&[&prompt, &prompt[..prompt.len().div_ceil(2)]])?,
@@ -320,8 +320,8 @@ fn check_tokens(
         named.map(|(name, id)| format!("{name} {id} is outside the vocabulary of {vocab_size} tokens"));
     let mut beyond: Vec<String> = beyond.collect();
     match tokenizer {
-        // Without a tokenizer no text is generated, and small configurations contain transformers' default
-        // ids.
+        // Ids outside the vocabulary are harmless without a tokenizer, because no text is generated.
+        // transformers writes its default ids even into small configurations.
         Err(WeightsError::NoTokenizer { .. }) if !is_named => {
             beyond.push(NO_TOKENIZER.into());
             beyond
@@ -336,7 +336,7 @@ fn check_tokens(
             let padding = vocab_size.saturating_sub(tokenizer.get_vocab_size(true));
             let mut notes = defaults.map_or(Vec::new(), |defaults| vocabulary.notes(defaults.config()));
             if padding > 0 {
-                notes.push(format!("{padding} vocabulary rows are padding, without a token"));
+                notes.push(format!("{padding} vocabulary rows are padding and have no token"));
             }
             notes
         }

@@ -59,7 +59,7 @@ impl Vocabulary {
         }
     }
 
-    /// Reads the tokenizer from the given path, or from the checkpoint if that has one.
+    /// Reads the tokenizer from the given path, or by default from the checkpoint if it has one.
     pub(crate) fn read(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> Result<Self, EngineError> {
         match checkpoint.tokenizer(tokenizer) {
             Err(WeightsError::NoTokenizer { folder, found }) => {
@@ -205,7 +205,7 @@ impl Vocabulary {
         bytes.unwrap_or_else(|| format!("#{id}").into_bytes())
     }
 
-    /// Returns the ids; if there are none, the start token, provided that the vocabulary has one.
+    /// Replaces an empty list of ids with the start token, if the vocabulary has a start token.
     pub fn start_if_empty(&self, ids: Vec<u32>) -> Vec<u32> {
         if ids.is_empty() { self.config.start_token().into_iter().collect() } else { ids }
     }
@@ -221,7 +221,7 @@ impl Vocabulary {
         Ok(config.fit_prompt(&self.start_if_empty(ids), &self.config)?)
     }
 
-    /// Notes on end tokens that are ordinary tokens; they are not errors.
+    /// Notes on end tokens that are ordinary tokens; notes are not errors.
     pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
         let note = |id: &u32| {
             let text = ordinary_token(self.tokenizer.as_ref()?, *id)?;

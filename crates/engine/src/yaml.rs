@@ -18,26 +18,26 @@ const MAX_BLANKS: usize = 4096;
 /// Maximum distance from a key to its colon, in bytes.
 const MAX_KEY_BYTES: usize = 1024;
 
-/// A limit of [`check_yaml`] that was violated.
+/// Violated limit, returned by [`check_yaml`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum YamlError {
     /// Too many open brackets and indented blocks.
     #[error("line {line}: YAML nested deeper than {MAX_DEPTH} levels")]
     Depth {
-        /// Line number, from 1.
+        /// Line number, starting at 1.
         line: usize,
     },
     /// A long run of spaces and line breaks.
     #[error("line {line}: more than {MAX_BLANKS} spaces and line breaks in a row")]
     Blanks {
-        /// Line number, from 1.
+        /// Line number, starting at 1.
         line: usize,
     },
     /// A tag such as `!function`.
     #[error("line {line}: `{tag}`: tags are not supported")]
     Tag {
-        /// Line number, from 1.
+        /// Line number, starting at 1.
         line: usize,
         /// The tag, shortened.
         tag: String,
@@ -45,7 +45,7 @@ pub enum YamlError {
     /// A directive such as `%TAG`.
     #[error("line {line}: directives such as %TAG are not supported; remove the line")]
     Directive {
-        /// Line number, from 1.
+        /// Line number, starting at 1.
         line: usize,
     },
 }
@@ -306,7 +306,7 @@ impl Scanner {
                 self.skip_while(|character| character.is_ascii_alphanumeric() || "_-".contains(character))?;
             }
             '!' => {
-                /// Maximum length of a tag in a message.
+                /// Maximum length of a tag in a message, in characters.
                 const SHOWN: usize = 40;
                 let rest = &self.characters[self.at..];
                 let tag = rest.iter().take_while(|character| !is_blank_or_end(**character)).take(SHOWN);

@@ -1,4 +1,4 @@
-//! GPT-2 as in the paper, in candle's own operations: complete, but without a cache or fused kernels.
+//! GPT-2 as in the paper, in candle's own operations, without a cache or fused kernels.
 //!
 //! The fast model, `crates/gpt2/src/model.rs`, computes the same logits (`crates/gpt2/tests/suite/plain.rs`).
 //! Names are Hugging Face's, with nanoGPT's in comments. B batch, T tokens, C hidden size, H heads, V vocab.
@@ -14,7 +14,7 @@ use candle_gpt2::Gpt2Config;
 use candle_nn::VarBuilder;
 use candle_nn::ops::softmax;
 
-/// y = x · weight + bias. The weight is stored as (in, out); nanoGPT's `nn.Linear` stores (out, in).
+/// y = x · weight + bias, with weights stored as (in, out); nanoGPT's `nn.Linear` stores (out, in).
 struct Conv1D {
     weight: Tensor,
     bias: Tensor,
@@ -51,7 +51,7 @@ impl LayerNorm {
     }
 }
 
-/// Causal attention: every token attends to itself and earlier tokens. nanoGPT: `CausalSelfAttention`.
+/// Causal attention: no token attends to later ones. nanoGPT: `CausalSelfAttention`.
 struct Attention {
     c_attn: Conv1D, // queries, keys and values side by side
     c_proj: Conv1D, // the course's `out_proj`
@@ -125,7 +125,7 @@ impl PlainGpt2 {
         })
     }
 
-    /// Token IDs `(B, T)` to logits `(B, T, V)`: after each token, a score for every possible next token.
+    /// Maps token IDs `(B, T)` to logits `(B, T, V)`: scores of every possible token after each token.
     pub(crate) fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let (b, t) = ids.dims2()?;
         let tokens = self.wte.index_select(&ids.flatten_all()?, 0)?.reshape((b, t, ()))?;

@@ -1,4 +1,4 @@
-//! Uses the model with candle alone: loads a Hugging Face folder, runs it, trains it, composes layers.
+//! Uses the model with candle alone: loads, runs and trains a checkpoint, and composes layers.
 //!
 //! Usage: `varbuilder [FOLDER]`. Without a folder, it writes a tiny model to a temporary one.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
@@ -51,8 +51,8 @@ fn train(folder: &Path) -> Result<(), Box<dyn Error>> {
     let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &DEVICE)?;
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &DEVICE);
-    // Loading the model creates the variables, with the prefix `transformer.`. Then they receive their values
-    // from the file, which may be in f16 and omit the prefix.
+    // Loading the model creates the variables, with the prefix `transformer.`. The file then supplies their
+    // values; it may be in f16 and omit the prefix.
     let model = Gpt2LMHeadModel::load(&config, vb)?;
     for (name, variable) in &*variables.data().lock().expect("no thread has panicked") {
         let value = tensors.get(name).or_else(|| tensors.get(name.strip_prefix("transformer.")?));

@@ -33,8 +33,8 @@ pub struct KvPool {
 impl KvPool {
     /// Allocates storage for `tokens` tokens, rounded up to a multiple of 16.
     ///
-    /// On a CPU, memory that is never written costs nothing. Each row also takes a multiple of 16 tokens, see
-    /// [`KvSlot::room`].
+    /// On a CPU, memory that is never written costs nothing. Each row also takes a multiple of 16 tokens;
+    /// see [`KvSlot::room`].
     ///
     /// # Errors
     /// If allocation fails on the device.
@@ -50,7 +50,7 @@ impl KvPool {
         Ok(Self { layers })
     }
 
-    /// Creates a cache without rows, for [`Gpt2Cache::insert`].
+    /// Creates a cache without rows, to fill with [`Gpt2Cache::insert`].
     pub fn empty_cache(&self) -> Gpt2Cache {
         let layers = self.layers.iter().map(KvCache::in_memory).collect();
         Gpt2Cache { layers, pool: self.clone(), steps: Steps::default(), is_consistent: true }
@@ -155,7 +155,7 @@ impl Gpt2Cache {
     pub fn truncate(&mut self, row: usize, kept: usize) -> Result<()> {
         let mut is_first = true;
         self.in_each_layer(|layer| {
-            // If passes stop early, the layers from that block onward are empty.
+            // If passes stop early, the layers from the stopping block onward are empty.
             let is_empty = !std::mem::take(&mut is_first) && layer.lengths().get(row) == Some(&0);
             layer.truncate(row, if is_empty { 0 } else { kept })
         })
@@ -285,7 +285,7 @@ impl Gpt2Cache {
     fn rearrange(&mut self, sources: &[usize], shared: impl Fn(usize, usize) -> usize) -> Result<()> {
         let rows = self.lengths().len();
         let mut free_rows: Vec<usize> = (0..rows).filter(|row| !sources.contains(row)).collect();
-        // Slot index of each new row; the first occurrence of a source stays.
+        // Slot index for each new row; the first occurrence of a source keeps its slot.
         let mut slot_rows = Vec::with_capacity(sources.len());
         for (index, source) in sources.iter().enumerate() {
             if !sources[..index].contains(source) {
@@ -383,7 +383,7 @@ impl Gpt2Cache {
 
     /// Checks that a pass ending before block `end` of `n_layer` can continue this cache.
     ///
-    /// The layers it fills must have the same tokens, and the other layers must be empty.
+    /// The layers that the pass fills must have the same tokens, and the other layers must be empty.
     pub(crate) fn expect_filled_to(&self, end: usize, n_layer: usize) -> Result<()> {
         if self.layers.len() != n_layer {
             return Err(ModelError::CacheLayers { expected: n_layer, found: self.layers.len() }.into());
@@ -471,7 +471,7 @@ mod tests {
         const COUNTED: usize = 1;
         type Change = fn(&mut Gpt2Cache) -> Result<()>;
 
-        /// Number of counted steps after `change` to a cache of `rows` rows.
+        /// Applies `change` to a cache of `rows` rows and returns the number of counted steps.
         fn counted_after(rows: usize, change: Change) -> usize {
             let mut cache = pool(160).cache(rows, 16).unwrap();
             cache.advance(2).unwrap();
@@ -542,7 +542,7 @@ mod tests {
             ("insert into another", pool.empty_cache().insert(0, rows)),
         ] {
             let error = result.unwrap_err().to_string();
-            assert!(error.starts_with("an earlier change of this cache failed halfway"), "{what}: {error}");
+            assert!(error.starts_with("an earlier change to this cache failed partway"), "{what}: {error}");
         }
     }
 

@@ -79,9 +79,9 @@ pub struct Gpt2Config {
     pub tie_word_embeddings: bool,
     /// Dropout rate after the embeddings, in training.
     pub embd_pdrop: f64,
-    /// Dropout rate of the attention weights, in training.
+    /// Dropout rate for the attention weights, in training.
     pub attn_pdrop: f64,
-    /// Dropout rate of the output of each attention and MLP, in training.
+    /// Dropout rate for the output of each attention and MLP layer, in training.
     pub resid_pdrop: f64,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
@@ -95,15 +95,15 @@ pub struct Gpt2Config {
     pub pad_token_id: Option<u32>,
     /// Whether each block also attends to encoder hidden states.
     pub add_cross_attention: bool,
-    /// Model's head: the class under `architectures`.
+    /// Kind of head, from the class under `architectures`.
     pub head: HeadKind,
     /// Label names by index (`id2label`, `label2id`, `num_labels`); empty for a head without labels.
     pub id2label: Vec<String>,
-    /// Interpretation of logits over labels, see [`Gpt2Config::problem`].
+    /// Interpretation of logits over labels; see [`Gpt2Config::problem`].
     pub problem_type: Option<ProblemType>,
     /// Dropout rate before the head of a token classifier, in training.
     pub classifier_dropout: f64,
-    /// Options of the multiple-choice head of a double-heads model.
+    /// Options for the multiple-choice head of a double-heads model.
     pub summary: Summary,
 }
 
@@ -157,7 +157,7 @@ impl Gpt2Config {
 
     /// Parses the text of a `config.json`.
     ///
-    /// A file without a class describes a language model, see [`Gpt2Config::from_json_with_head`].
+    /// A file without a class describes a language model; see [`Gpt2Config::from_json_with_head`].
     ///
     /// # Errors
     /// If the text is not JSON, lacks a size, has a value out of range, or requires an unsupported feature.
@@ -299,7 +299,7 @@ impl Gpt2Config {
         Ok(())
     }
 
-    /// Converts the configuration to the keys of a `config.json`.
+    /// Converts the configuration to a JSON object with the keys of `config.json`.
     pub fn to_json(&self) -> Value {
         let mut keys = serde_json::json!({
             "model_type": "gpt2",
@@ -472,7 +472,7 @@ fn activation_name(activation: Activation) -> &'static str {
 
 /// Parses the JSON object of a `config.json`.
 fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
-    // Some editors write a byte order mark at the start.
+    // Some editors write a byte order mark at the start of a file.
     let text = text.trim_start_matches('\u{feff}');
     let value = serde_json::from_str(text).map_err(|error| match text.starts_with(GIT_LFS_POINTER) {
         true => ConfigError::Pointer,
@@ -574,7 +574,7 @@ impl Keys<'_> {
         self.size(key, aliases, largest)?.ok_or_else(missing)
     }
 
-    /// Reads `n_positions`, or `n_ctx` if it is missing, as in llama.cpp and old files.
+    /// Reads `n_positions`, or `n_ctx` if that key is missing, as in llama.cpp and old files.
     fn context_length(&self) -> Result<usize, ConfigError> {
         match self.size("n_positions", &["max_position_embeddings"], MAX_ROWS)? {
             Some(n_positions) => Ok(n_positions),
@@ -694,7 +694,7 @@ impl Keys<'_> {
         names.into_iter().collect::<Option<_>>().ok_or_else(malformed)
     }
 
-    /// Reads `classifier_dropout`, or `hidden_dropout` if it is missing.
+    /// Reads `classifier_dropout`, or `hidden_dropout` if that key is missing.
     fn classifier_dropout(&self) -> Result<Option<f64>, ConfigError> {
         match self.number("classifier_dropout", 0.0, 1.0)? {
             Some(rate) => Ok(Some(rate)),
@@ -702,7 +702,7 @@ impl Keys<'_> {
         }
     }
 
-    /// Reads the options of the multiple-choice head.
+    /// Reads the options for the multiple-choice head.
     fn summary(&self) -> Result<Summary, ConfigError> {
         let defaults = Summary::default();
         for key in ["summary_use_proj", "summary_proj_to_labels"] {

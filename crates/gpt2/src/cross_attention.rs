@@ -40,7 +40,7 @@ pub struct CrossAttention {
 }
 
 impl CrossAttention {
-    /// Loads cross-attention of block `layer`.
+    /// Loads the cross-attention of block `layer`.
     pub(crate) fn load(
         config: &Gpt2Config,
         layer: usize,

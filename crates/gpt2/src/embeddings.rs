@@ -26,7 +26,7 @@ pub(crate) struct Embeddings {
 
 /// Row indices of `wpe`.
 enum Positions {
-    /// Consecutive positions, starting at this one in every row of the batch.
+    /// Consecutive positions that start at this position in every row of the batch.
     From(usize),
     /// Consecutive positions, with a separate start for each row of the batch.
     FromEach(Vec<usize>),
@@ -50,7 +50,7 @@ impl Embeddings {
         pass.enter_layer(None);
         pass.begin(if past_lengths.is_empty() { &no_past } else { past_lengths }, tokens);
         let token_embeddings = match &positions {
-            // A recording replays the computation, but not the check of the IDs.
+            // A recording replays the computation, but not the ID check.
             Positions::OnDevice(_) => self.wte.embedding_on_device(ids)?,
             _ => self.of_tokens(ids)?,
         }; // (B, T, C)

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::{bounded_message, excerpt};
 
-/// Error in a `config.json`: invalid, or not a GPT-2 that this crate computes exactly.
+/// Error for a `config.json` that is invalid or requires unsupported features.
 ///
 /// [`Gpt2Config::from_json`](crate::Gpt2Config::from_json) returns it.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum ConfigError {
     /// A required size is missing.
     #[error("the key `{key}` is missing{aliases}", aliases = bounded_message(.aliases))]
     MissingKey {
-        /// Key.
+        /// Name of the key.
         key: &'static str,
         /// Accepted aliases, as part of the message; empty if there are none.
         aliases: String,
@@ -46,11 +46,11 @@ pub enum ConfigError {
     /// A key and its alias disagree.
     #[error("`{key}` is {value}, but its alias `{alias}` is {other}; remove one of them", key = excerpt(.key), value = bounded_message(.value), alias = excerpt(.alias), other = bounded_message(.other))]
     Conflict {
-        /// Key.
+        /// Name of the key.
         key: String,
         /// Value of the key.
         value: String,
-        /// Alias.
+        /// Name of the alias.
         alias: String,
         /// Value of the alias.
         other: String,
@@ -69,7 +69,7 @@ pub enum ConfigError {
     /// The file requires arithmetic that this crate does not implement.
     #[error("`{key}` = {found} is not supported: {reason}", key = excerpt(.key), found = bounded_message(.found), reason = bounded_message(.reason))]
     Unsupported {
-        /// Key.
+        /// Name of the key.
         key: String,
         /// Value of the key.
         found: String,
@@ -86,7 +86,7 @@ pub enum ConfigError {
     },
 }
 
-/// Error for invalid input of a model, wrapped in candle's error type.
+/// Error for invalid model input, wrapped in candle's error type.
 ///
 /// Most of these errors come from [`Gpt2LMHeadModel::forward_with`](crate::Gpt2LMHeadModel::forward_with).
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
@@ -109,7 +109,9 @@ pub enum ModelError {
         n_layer: usize,
     },
     /// Passes over one cache stop at different blocks.
-    #[error("every pass over a cache must stop at the same block, 1 or later; use a new cache")]
+    #[error(
+        "every pass over a cache must stop at the same block, after running at least one block; use a new cache"
+    )]
     StopWithCache,
     /// The pool has no capacity for the keys and values of a row.
     #[error(
@@ -127,9 +129,9 @@ pub enum ModelError {
         /// Number of rows in the cache.
         held: usize,
     },
-    /// An earlier change of the cache failed in some of its layers.
+    /// An earlier change to the cache failed in some of its layers.
     #[error(
-        "an earlier change of this cache failed halfway, so its layers are inconsistent; create a new cache"
+        "an earlier change to this cache failed partway, so its layers are inconsistent; create a new cache"
     )]
     BrokenCache,
     /// Rows cannot move into a cache of a different pool.
@@ -155,7 +157,7 @@ pub enum ModelError {
         found: &'static str,
     },
     /// A summary token is out of range, or there is not exactly one per row.
-    #[error("summary: expected {expected}, found {found}", found = bounded_message(.found), expected = bounded_message(.expected))]
+    #[error("summary tokens: expected {expected}, found {found}", found = bounded_message(.found), expected = bounded_message(.expected))]
     NoSummary {
         /// Description of the input.
         found: String,
@@ -188,11 +190,11 @@ pub enum ModelError {
         row: usize,
         /// Number of tokens in the row.
         tokens: usize,
-        /// Number of positions of the model.
+        /// Number of positions that the model supports.
         n_positions: usize,
     },
     /// The token tensor of a pass over packed rows does not match the rows.
-    #[error("packed rows: expected a batch of one sequence of {expected} tokens, found shape {found:?}")]
+    #[error("packed rows: expected token IDs of shape (1, {expected}), found shape {found:?}")]
     NotTheRows {
         /// Number of tokens in all rows.
         expected: usize,
@@ -206,7 +208,7 @@ pub enum ModelError {
         past: usize,
         /// Number of new tokens.
         added: usize,
-        /// Number of positions of the model.
+        /// Number of positions that the model supports.
         n_positions: usize,
     },
 }

@@ -100,14 +100,14 @@ impl ProblemType {
     }
 }
 
-/// Options of the choice head of [`HeadKind::DoubleHeads`]: the keys `summary_…`.
+/// Options for the choice head of [`HeadKind::DoubleHeads`]: the keys `summary_…`.
 ///
 /// Part of a [`Gpt2Config`](crate::Gpt2Config).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
     /// Token that the head reads: `summary_type`.
     pub token: SummaryType,
-    /// Activation of the logit: `summary_activation`.
+    /// Activation function applied to the logit: `summary_activation`.
     pub activation: Option<Activation>,
     /// Dropout rate before the projection, in training: `summary_first_dropout`.
     pub first_dropout: f64,
@@ -121,7 +121,7 @@ impl Default for Summary {
     }
 }
 
-/// Token of a row that the choice head reads.
+/// Token in a row that the choice head reads.
 ///
 /// Part of a configuration's [`Summary`], used by [`Gpt2DoubleHeads`](crate::Gpt2DoubleHeads).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -224,7 +224,7 @@ impl Gpt2DoubleHeads {
         Ok((self.language_model.lm_head().forward(&hidden_states)?, choices))
     }
 
-    /// Computes only the choice logits of the rows, see [`Gpt2DoubleHeads::forward`].
+    /// Computes only the choice logits of the rows; see [`Gpt2DoubleHeads::forward`].
     ///
     /// # Shapes
     /// `rows` of `T_1` to `T_R` IDs; returns `(R)`.
@@ -341,14 +341,14 @@ fn expect_head(config: &Gpt2Config, expected: HeadKind) -> Result<()> {
 fn expect_summary_tokens(tokens: &[usize], lengths: impl ExactSizeIterator<Item = usize>) -> Result<()> {
     let refuse = |found, expected| Err(ModelError::NoSummary { found, expected }.into());
     if tokens.len() != lengths.len() {
-        let expected = format!("one token for each of {} rows", lengths.len());
-        return refuse(format!("tokens {tokens:?}"), expected);
+        let expected = format!("one token index for each of {} rows", lengths.len());
+        return refuse(format!("indices {tokens:?}"), expected);
     }
     for (row, (token, length)) in tokens.iter().zip(lengths).enumerate() {
         if *token >= length {
             return refuse(
-                format!("token {token} of row {row}"),
-                format!("a token from 0 to {}", length.saturating_sub(1)),
+                format!("index {token} in row {row}"),
+                format!("a token index from 0 to {}", length.saturating_sub(1)),
             );
         }
     }

@@ -31,7 +31,7 @@ use crate::steps::StepRecorder;
 use crate::watcher::Watcher;
 use crate::{Gpt2Cache, Gpt2Config, HeadKind, LogitsFor, ModelError};
 
-/// Pre-norm block of attention and MLP, see [`Gpt2Model`].
+/// Pre-norm block of attention and MLP; see [`Gpt2Model`].
 ///
 /// Each part reads a normalized copy of the residual stream and adds its output to the stream.
 #[derive(Debug, Clone)]
@@ -197,7 +197,7 @@ impl Gpt2Model {
             cache.expect_filled_to(end, n_layer)?;
         }
         for (layer, block) in self.blocks.iter().enumerate().take(end).skip(first) {
-            // GPU kernels do not check for an interruption.
+            // GPU kernels do not check for interruptions.
             check_interrupted()?;
             pass.enter_layer(Some(layer));
             x = if pass.is_recomputing() && cache.is_none() {
@@ -231,7 +231,7 @@ pub struct Gpt2LMHeadModel {
 }
 
 impl Gpt2LMHeadModel {
-    /// Loads the model from its parameters, see [`Gpt2Model::load`].
+    /// Loads the model from its parameters; see [`Gpt2Model::load`].
     ///
     /// The head is `lm_head.weight`, or the token embedding if it is tied.
     ///
@@ -287,8 +287,8 @@ impl Gpt2LMHeadModel {
         mut cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        // On a GPU, the kernels of a small step are recorded once and replayed. `None` means that this is not
-        // such a step.
+        // On a GPU, the kernels of a small step are recorded once and replayed. For any other step, the
+        // recorder returns `None`.
         if let (Some(recorder), Some(cache)) = (&self.step_recorder, cache.as_deref_mut())
             && let Some(logits) = recorder.step(self, ids, logits_for, cache, pass)?
         {

@@ -1,4 +1,4 @@
-//! Model calls: device and observer, hidden states, and passes that start at a later block.
+//! Calls into the model: device, observer, hidden states, and passes that start at a later block.
 
 use std::sync::{Arc, Mutex};
 
@@ -96,7 +96,7 @@ impl Gpt2Model {
 }
 
 impl Gpt2LMHeadModel {
-    /// Computes logits from the input of block `layer`, see [`Gpt2Model::forward_from`].
+    /// Computes logits from the input of block `layer`; see [`Gpt2Model::forward_from`].
     ///
     /// # Shapes
     /// `x` `(B, T, C)`; returns the shape of [`Gpt2LMHeadModel::forward_with`].
@@ -132,7 +132,7 @@ impl Gpt2LMHeadModel {
     }
 }
 
-/// Observer that collects hidden states in the order of transformers.
+/// Observer that collects hidden states in transformers' order.
 struct HiddenStatesObserver(Vec<Tensor>);
 
 impl Observer for HiddenStatesObserver {

@@ -165,7 +165,7 @@ impl<'a> List<'a> {
     }
 }
 
-/// Sources of the head and of the other parameters, which checkpoints may store below `transformer.`.
+/// Sources for the head and for all other parameters, which may be stored below `transformer.`.
 pub(crate) fn head_and_model<S: ParameterSource>(source: &S) -> [S; 2] {
     source.head_and_model("transformer", "wte.weight")
 }
@@ -305,7 +305,7 @@ pub struct LedgerRow {
     pub definition: &'static str,
 }
 
-/// Returns the published ways to count a model's parameters, from the smallest count to the largest.
+/// Returns the published ways to count a model's parameters, from smallest to largest count.
 ///
 /// Each count is correct by its own definition. For the 124M model they are 85.06, 123.65, 124.41, 124.44,
 /// 124.48, 163.01 and 163.04 million. The paper's 117M matches none of them (OpenAI: "wrong due to an
@@ -367,7 +367,7 @@ pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
     ]
 }
 
-/// Returns the size by which the GPT-2 paper names this model, if it is a published one.
+/// Returns the size that the GPT-2 paper gives for this model, if the model is a published one.
 ///
 /// OpenAI's README says that these sizes "were wrong due to an error".
 ///
@@ -385,7 +385,7 @@ pub fn paper_size(config: &Gpt2Config) -> Option<&'static str> {
 }
 
 impl Gpt2Config {
-    /// Whether this machine can count all parameters and address the largest of them in f32.
+    /// Whether this machine can count all parameters and address the largest tensor in f32.
     pub(crate) fn is_addressable(&self) -> bool {
         let widths =
             [self.inner_width(), 3 * self.n_embd, self.vocab_size, self.n_positions, self.id2label.len()];

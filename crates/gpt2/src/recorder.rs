@@ -28,13 +28,13 @@ const UNRECORDED_STEPS: usize = 2;
 
 /// GPU work that can be replayed; tests replace it with a fake.
 trait Replay: Sized {
-    /// Records `work`, see [`Recording::of`].
+    /// Records `work`; see [`Recording::of`].
     ///
     /// # Safety
     /// Same as [`Recording::of`].
     unsafe fn of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<Self>>;
 
-    /// Replays the work, see [`Recording::replay`].
+    /// Replays the work; see [`Recording::replay`].
     fn replay(&mut self) -> Result<()>;
 }
 
@@ -57,7 +57,7 @@ impl StepMemory {
 }
 
 impl StepRecorder {
-    /// Computes the logits `(B, T, V)` of a step of a few tokens per row.
+    /// Computes the logits `(B, T, V)` of a step with a few tokens per row.
     ///
     /// Returns `None` if the pass is not such a step or cannot be recorded.
     pub(crate) fn step(
@@ -142,9 +142,9 @@ impl StepRecorder {
                     let logits = compute(model, &memory.ids, &memory.positions, cache)?;
                     memory.logits.slice_set(&logits, 0, 0)
                 };
-                // SAFETY: Only models with this mark replay the recording, and they own the weights. Only
-                // this cache replays it, and it owns the layers and this memory. A step uploads shapes and
-                // strides, and no tensor leaves the closure.
+                // SAFETY: Only models with this identity replay the recording, and they own the weights. Only
+                // this cache replays the recording, and the cache owns the layers and this memory. A step
+                // uploads shapes and strides, and no tensor leaves the closure.
                 match unsafe { R::of(device, step)? } {
                     Some(recording) => (recording, memory),
                     None => return Ok((None, Step::Prepared(memory))),
@@ -174,7 +174,7 @@ impl StepRecorder {
         }
         let memory =
             StepMemory { ids, positions, logits: logits.zeros_like()?, model: Arc::clone(&self.model) };
-        // The recording does the same, so each of its kernels has now run once.
+        // The recording will copy the logits too, so now each of its kernels has run once.
         memory.logits.slice_set(&logits, 0, 0)?;
         Ok((Some(logits), Step::Prepared(memory)))
     }
@@ -227,7 +227,7 @@ fn compute(
 }
 
 impl Gpt2LMHeadModel {
-    /// Returns the model with recording of small steps on NVIDIA GPUs.
+    /// Enables recording of small steps on NVIDIA GPUs.
     ///
     /// The model records and replays steps of one to eight tokens per row, if all their logits are wanted.
     /// From the fourth step of a given size with a cache, each step takes one launch. Without a recording,
@@ -236,9 +236,9 @@ impl Gpt2LMHeadModel {
     /// Each number of tokens has its own recording. It owns memory for its logits and intermediates until the
     /// cache is dropped or its rows change.
     ///
-    /// Some steps cannot be recorded and are computed as usual, see [`Gpt2Cache::recording`]. Reasons are
-    /// heads wider than 256, keys and values in a different dtype than the activations, wanted gradients, and
-    /// devices not opened by [`candle_gpt2_kernels::open_cuda`]. On other devices, this setting has no
+    /// Some steps cannot be recorded and are computed as usual; see [`Gpt2Cache::recording`]. Reasons are
+    /// heads wider than 256, keys and values in a different dtype than the activations, required gradients,
+    /// and devices not opened by [`candle_gpt2_kernels::open_cuda`]. On other devices, this setting has no
     /// effect.
     ///
     /// Nothing is recorded while other threads use the device inside [`candle_gpt2_kernels::using`]. During a
@@ -262,7 +262,7 @@ impl Gpt2LMHeadModel {
 impl Gpt2Cache {
     /// Reports whether steps of `tokens` tokens per row are replayed with this cache.
     ///
-    /// Returns `None` before this is decided, or if the model does not record steps, see
+    /// Returns `None` before this is decided, or if the model does not record steps; see
     /// [`Gpt2LMHeadModel::with_recorded_steps`].
     ///
     /// # Errors
@@ -405,7 +405,7 @@ mod tests {
         }
     }
 
-    /// Model, cache and recordings of one sequence of steps.
+    /// Model, cache and recordings for one sequence of steps.
     struct Sequence {
         model: Gpt2LMHeadModel,
         recorder: StepRecorder,
@@ -420,7 +420,7 @@ mod tests {
             let vars = VarMap::new();
             let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
             Gpt2LMHeadModel::load(&config(), vb).unwrap();
-            // Recorded steps compute no gradients, and variables track them.
+            // Steps are recorded only without gradients, so the variables are detached.
             let vars = vars.data().lock().unwrap();
             let tensors = vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
             let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
@@ -435,7 +435,7 @@ mod tests {
             logits.map(|logits| logits.flatten_all().unwrap().to_vec1().unwrap())
         }
 
-        /// Takes a step that is not recorded.
+        /// Computes a step without recording.
         fn usual_step(&mut self, id: u32) -> Vec<f32> {
             let ids = Tensor::new(&[[id]], &Device::Cpu).unwrap();
             let logits = self.model.forward_with(
@@ -475,7 +475,7 @@ mod tests {
         usual.usual_step(2);
         let expected = usual.usual_step(3);
         assert_eq!((sequence.inputs(), sequence.cache.lengths()), ([3, 2], [3].as_slice()));
-        // The fake recording runs the work once, on the prepared inputs, and then replays nothing.
+        // The fake recording runs the work once, on the prepared inputs, so replays do not change the logits.
         assert_eq!(sequence.step(4), Some(expected.clone()));
         assert_eq!((sequence.inputs(), sequence.cache.lengths()), ([4, 3], [4].as_slice()));
         assert_eq!(sequence.step(5), Some(expected));

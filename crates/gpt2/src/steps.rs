@@ -28,7 +28,7 @@ impl<R> Default for Steps<R> {
 }
 
 impl<R> Steps<R> {
-    /// Returns the state for steps of `tokens` tokens per row, or `None` if they are not recorded.
+    /// Returns the state for steps of `tokens` tokens per row; `None` if such steps are never recorded.
     pub(crate) fn of(&self, tokens: usize) -> Option<&Step<R>> {
         self.0.get(tokens.checked_sub(1)?)
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Start of a Git LFS pointer, the small file that replaces one stored by Git LFS.
+/// Start of a Git LFS pointer, a small text file that stands in for a file stored by Git LFS.
 ///
 /// ```
 /// use candle_gpt2::{ConfigError, GIT_LFS_POINTER, Gpt2Config};
@@ -60,7 +60,7 @@ pub fn printable_json(json: &str) -> Cow<'_, str> {
     let mut escaped = String::with_capacity(json.len() + 64);
     for character in json.chars() {
         if is_escaped(character) {
-            // All of them are in the basic multilingual plane.
+            // All unprintable characters are in the basic multilingual plane.
             let _ = write!(escaped, "\\u{:04x}", u32::from(character));
         } else {
             escaped.push(character);

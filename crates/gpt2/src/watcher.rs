@@ -1,4 +1,4 @@
-//! Observer that is attached to a model.
+//! Observer attached to a model.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use candle_gpt2_attention::Observer;
 #[derive(Clone)]
 pub(crate) struct Watcher {
     observer: Arc<Mutex<dyn Observer + Send>>,
-    /// Thread of the pass under observation.
+    /// Thread whose pass is being observed.
     observed: Arc<Mutex<Option<ThreadId>>>,
 }
 

@@ -28,7 +28,7 @@ use candle_gpt2_interpret::{
 use candle_gpt2_testing::MadeUpWeights;
 use serde_json::{Value, json};
 
-/// Minimum number of runs and minimum seconds per measurement; the median is reported.
+/// Minimum number of runs and minimum total seconds for a measurement, which reports the median.
 const SHORTEST: (usize, f64) = (3, 2.0);
 const GRID_TOKENS: usize = 15;
 const RECORDED_TOKENS: usize = 512;
@@ -54,7 +54,7 @@ fn main() {
     }
     let case = arguments.get(1).map(String::as_str).filter(|case| CASES.contains(case));
     let Some(case) = case else {
-        // `cargo bench` on the whole workspace passes no case, so nothing is measured.
+        // Measures nothing without a case name, because `cargo bench` on the whole workspace passes none.
         println!("name a case: {}", CASES.join(", "));
         return;
     };
@@ -144,7 +144,7 @@ fn memory(model: &Gpt2LMHeadModel) -> Value {
     let ids = prompt(RECORDED_TOKENS);
     let run = Run::new(model, &ids).unwrap();
     let layers = model.config().n_layer;
-    // The end of a block is the start of the next one.
+    // Only the last block's output is recorded: every other output is the next block's input.
     let last = Site::in_block(layers - 1, SiteKind::ResidPost);
     let kinds = [SiteKind::ResidPre, SiteKind::ResidMid, SiteKind::Pattern];
     let inside = (0..layers).flat_map(|layer| kinds.map(|kind| Site::in_block(layer, kind)));

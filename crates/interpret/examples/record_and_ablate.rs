@@ -1,4 +1,4 @@
-//! Shows what each attention head attends to, and what a prediction loses without it.
+//! Shows what each attention head attends to, and how ablating a head changes a prediction.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_gpt2_interpret::{Ablate, Chain, Metric, Place, Run, named_site, named_sites};

@@ -26,7 +26,7 @@ use crate::{
     TranscoderOutput, site_width,
 };
 
-/// Epsilon added to a normalized input's standard deviation; SAELens and OpenAI hard-code it.
+/// Epsilon added to the standard deviation of inputs; hard-coded in SAELens and in OpenAI's code.
 const DEVIATION_EPSILON: f64 = 1e-5;
 /// Lower bound of a direction's norm before division, as in SAELens.
 const LEAST_NORM: f32 = 1e-8;
@@ -190,8 +190,8 @@ impl Dictionary {
 
     /// Converts an activation of the model to the encoder's input, `(…, C)`.
     ///
-    /// Heads are concatenated. If the dictionary was trained on TransformerLens' processing, that processing
-    /// is applied.
+    /// Heads are concatenated. If the dictionary was trained with TransformerLens' processing, that
+    /// processing is applied.
     ///
     /// # Errors
     /// If the shape does not match the hook point.
@@ -264,8 +264,8 @@ impl Dictionary {
 
     /// Decodes latents into a reconstruction.
     ///
-    /// `input` is the encoded input. A normalized dictionary restores its mean and deviation, and a skip
-    /// connection reads it.
+    /// `input` is the input that was encoded. If inputs are normalized, its mean and deviation are restored.
+    /// A skip connection also reads the input.
     ///
     /// # Shapes
     /// `latents` is `(…, F)` and `input` `(…, C)`; returns `(…, C)` in f32, or `(…, C_out)` for a transcoder.
@@ -395,7 +395,7 @@ fn with_last(values: &Tensor, last: usize) -> Vec<usize> {
     [others, &[last]].concat()
 }
 
-/// Checks that a model has a hook point of this width; `key` is its configuration key.
+/// Checks that a model's hook point has width `found`; `key` names the configuration key in errors.
 fn check_width(site: Site, key: &str, found: usize, model: &Gpt2Config) -> Result<(), FileError> {
     if let Some(layer) = site.layer.filter(|layer| *layer >= model.n_layer) {
         let n_layer = model.n_layer;

@@ -29,11 +29,11 @@ pub enum LatentActivation {
     },
     /// ReLU, but zero for pre-activations that do not exceed the latent's threshold.
     JumpRelu,
-    /// ReLU of a magnitude where a gate is positive; both share the encoder weights.
+    /// ReLU of a magnitude where a gate is positive; gate and magnitude share the encoder weights.
     Gated,
 }
 
-/// Naming convention of the tensors. Part of a [`DictionaryConfig`].
+/// Naming convention for the tensors. Part of a [`DictionaryConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DictionaryFormat {
     /// `W_enc` `(C, F)`, `b_enc`, `W_dec` `(F, C)`, `b_dec`, `threshold`.
@@ -95,7 +95,7 @@ pub struct DictionaryConfig {
     pub site: Site,
     /// Hook point that a transcoder explains.
     pub output: Option<TranscoderOutput>,
-    /// Naming convention of the tensors.
+    /// Naming convention for the tensors.
     pub format: DictionaryFormat,
     /// Input width `C` (`d_in`); `None` to use the tensors' width.
     pub d_in: Option<usize>,
@@ -173,7 +173,7 @@ impl DictionaryConfig {
             found: found.into(),
         };
         let activation = match entry("activation") {
-            // Files of the first versions have no `activation` entry.
+            // The earliest files have no `activation` entry.
             None | Some("ReLU") => LatentActivation::Relu,
             Some("TopK") => {
                 if let Some(after) = entry("activation_state_dict.postact_fn").filter(|name| *name != "ReLU")
@@ -200,7 +200,7 @@ impl DictionaryConfig {
             d_sae: None,
             activation,
             subtracts_bias: true,
-            // OpenAI's loader distinguishes the versions by the activation.
+            // OpenAI's loader distinguishes file versions by the activation function.
             normalizes_input: matches!(activation, LatentActivation::TopK { .. }),
             scales_by_direction: false,
             prepends_bos: None,
@@ -279,7 +279,7 @@ impl DictionaryConfig {
 
 /// Returns the hook point of an OpenAI dictionary from its folder name and layer.
 ///
-/// A folder name is for example `resid_post_mlp_v5_32k`. Returns `None` for an unknown one.
+/// `resid_post_mlp_v5_32k` is an example of a folder name. Returns `None` for an unknown folder name.
 ///
 /// ```
 /// use candle_gpt2_interpret::{named_site, openai_site};
@@ -304,7 +304,7 @@ pub fn openai_site(folder: &str, layer: usize) -> Option<Site> {
 pub(crate) struct ConfigKeys<'a>(pub(crate) &'a Value);
 
 impl ConfigKeys<'_> {
-    /// Returns the first of these keys with a non-null value, and that value.
+    /// Returns the first of these keys with a non-null value, together with the value.
     pub(crate) fn find(&self, names: &[&str]) -> Option<(String, &Value)> {
         names.iter().find_map(|name| {
             let places = [self.0.get(name), self.0.get("metadata").and_then(|metadata| metadata.get(name))];
@@ -414,7 +414,7 @@ impl ConfigKeys<'_> {
         Ok(())
     }
 
-    /// Determines the activations that a dictionary was trained on, and why.
+    /// Determines which activations a dictionary was trained on, and the reason for this conclusion.
     ///
     /// SAELens originally trained on TransformerLens' default models, which are processed. Later versions
     /// request unprocessed models and record the request in the file.

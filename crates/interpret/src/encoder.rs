@@ -1,4 +1,4 @@
-//! Encoder of dictionaries and transcoders; it maps activations to latents.
+//! Encoder for dictionaries and transcoders, which maps activations to latents.
 
 use std::collections::BTreeMap;
 
@@ -134,7 +134,7 @@ impl Encoder {
     }
 }
 
-/// Rejects an exponential that overflowed.
+/// Rejects a tensor of exponentials if any of them overflowed.
 ///
 /// Finite tensors in the file can have infinite exponentials.
 fn finite(key: &str, made: Tensor) -> std::result::Result<Tensor, FileError> {

@@ -1,4 +1,4 @@
-//! Errors of the analyses.
+//! Errors returned by the analyses.
 
 use candle_gpt2::{Diagnose, ErrorKind, Site, bounded_message};
 
@@ -65,7 +65,7 @@ pub enum InterpretError {
     },
     /// The two prompts have the same metric, so there is no difference to attribute.
     #[error(
-        "both texts give the same value, {value}, so there is nothing to explain; use texts with different \
+        "both texts have the same metric, {value}, so there is nothing to explain; use texts with different \
          predictions, or another answer"
     )]
     NoDifference {

@@ -33,7 +33,7 @@ const QUARTERS: usize = 4;
 /// ```
 #[derive(Debug)]
 pub struct FeatureExamples {
-    /// Number of strongest texts to keep, and of texts per quarter.
+    /// Maximum number of strongest texts, and of sampled texts in each quarter of activations.
     count: usize,
     features: Vec<FeatureAccumulator>,
     tokens: u64,
@@ -164,7 +164,7 @@ impl FeatureExamples {
     pub fn add(&mut self, ids: &[u32], latents: &Tensor) -> Result<()> {
         let (tokens, width) = latents.dims2()?;
         if tokens != ids.len() {
-            bail!("expected latents of {} tokens, found {tokens}", ids.len());
+            bail!("expected latents for {} tokens, found latents for {tokens}", ids.len());
         }
         if let Some(found) = self.features.iter().find(|found| found.summary.feature >= width) {
             bail!(
@@ -179,7 +179,7 @@ impl FeatureExamples {
             let feature = found.summary.feature;
             let column = || latents.iter().skip(feature).step_by(width).copied().enumerate().skip(1);
             if let Some((token, value)) = column().find(|(_, value)| !value.is_finite()) {
-                bail!("latent {feature} is {value} at token {token}");
+                bail!("latent {feature} is {value} at token {token}; expected a finite activation");
             }
             let mut strongest = (0, 0.0);
             for (token, value) in column().filter(|(_, value)| *value > 0.0) {
@@ -231,7 +231,9 @@ impl FeatureExample {
 }
 
 impl FeatureAccumulator {
-    /// Adds a text to the strongest texts and to the sample if it ranks; ties keep the earlier text.
+    /// Adds a text to the strongest texts and to the sample if it ranks high enough.
+    ///
+    /// Ties keep the earlier text.
     fn keep(&mut self, value: f32, priority: u64, count: usize, example: &dyn Fn() -> FeatureExample) {
         let strongest = &mut self.summary.strongest;
         self.summary.texts += 1;
@@ -267,7 +269,7 @@ impl Histogram {
     pub fn add(&mut self, value: f32) {
         const BITS: i32 = BINS.ilog2() as i32;
         if self.width == 0.0 {
-            // The value is in `[2^(power - 1), 2^power)`. Smaller widths than the minimum would be subnormal.
+            // The value is in `[2^(power - 1), 2^power)`. Widths below the minimum would be subnormal.
             let (_, power) = libm::frexpf(value);
             self.width = libm::ldexpf(1.0, power.max(f32::MIN_EXP + BITS) - BITS);
         }

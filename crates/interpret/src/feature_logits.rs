@@ -1,8 +1,8 @@
 //! Direct effect of a feature on the next-token logits, without the blocks in between.
 //!
-//! The final norm divides by one scalar per token. It is the same for the whole vocabulary, so it is omitted
-//! here. A feature with direction `d` has the logits `((d − mean d) ∘ w) · wte` minus their mean over the
-//! vocabulary. `w` is the final norm's weight.
+//! The final norm divides by one scalar per token. The scalar is the same for the whole vocabulary and
+//! is therefore omitted. A feature with direction `d` has the logits `((d − mean d) ∘ w) · wte` minus their
+//! mean over the vocabulary. `w` is the final norm's weight.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};

@@ -1,4 +1,4 @@
-//! Checked access to a file's tensors, and errors of dictionary, lens and control vector files.
+//! Checked access to a file's tensors, and errors for dictionary, lens and control vector files.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ pub enum FileError {
         error: SiteError,
     },
     /// A tensor is missing.
-    #[error("tensor `{name}` is missing: expected {expected}; the file has {present}", name = excerpt(.name), expected = bounded_message(.expected), present = bounded_message(.present))]
+    #[error("tensor `{name}` is missing: expected shape {expected}; the file has {present}", name = excerpt(.name), expected = bounded_message(.expected), present = bounded_message(.present))]
     Missing {
         /// Name of the tensor.
         name: String,
@@ -89,7 +89,7 @@ pub enum FileError {
         present: String,
     },
     /// A tensor has the wrong shape.
-    #[error("tensor `{name}`: expected {expected}, found {found}; check that the file is for this model", name = excerpt(.name), expected = bounded_message(.expected), found = bounded_message(.found))]
+    #[error("tensor `{name}`: expected shape {expected}, found {found}; check that the file is for this model", name = excerpt(.name), expected = bounded_message(.expected), found = bounded_message(.found))]
     Shape {
         /// Name of the tensor.
         name: String,
@@ -99,7 +99,7 @@ pub enum FileError {
         found: String,
     },
     /// A tensor contains NaN or infinity.
-    #[error("tensor `{name}`: element {place} is {value}; the file is damaged, download it again", name = excerpt(.name), value = bounded_message(.value))]
+    #[error("tensor `{name}`: element {place} is {value}; the file is damaged and must be downloaded again", name = excerpt(.name), value = bounded_message(.value))]
     NotFinite {
         /// Name of the tensor.
         name: String,
@@ -120,8 +120,8 @@ pub enum FileError {
     },
     /// The transcoders are for a model with a different number of layers.
     #[error(
-        "found transcoders for {found} layers, but the model has {expected}; use the model that they were \
-         trained on"
+        "found transcoders for {found} layers, but the model has {expected} layers; use the model that the \
+         transcoders were trained on"
     )]
     OtherDepth {
         /// Number of layers in the model.
@@ -131,8 +131,8 @@ pub enum FileError {
     },
     /// The dictionary is for a model with a different width.
     #[error(
-        "the dictionary has width {found}, but the model has {expected} at {site}; use the model that it was \
-         trained on"
+        "the dictionary has width {found}, but the model has width {expected} at {site}; use the model that the \
+         dictionary was trained on"
     )]
     OtherModel {
         /// The hook point.

@@ -9,7 +9,7 @@ use candle_gpt2::{Block, LayerNorm, QkvProjection, Site, SiteKind};
 
 use crate::{Record, Run, TranscoderInput};
 
-/// A layer norm with its scale frozen to the run's value.
+/// A layer norm with its scale frozen to its value in the run.
 pub(crate) struct FrozenNorm {
     /// Weight, `(C)`; `None` if all ones.
     weight: Option<Tensor>,
@@ -57,7 +57,7 @@ impl FrozenNorm {
     }
 }
 
-/// Attention of a layer with its pattern frozen to the run's value.
+/// Attention in a layer, with the pattern frozen to its value in the run.
 pub(crate) struct FrozenAttention {
     norm: FrozenNorm,
     /// Attention pattern transposed to keys by queries, `(H, T, T)`.
@@ -133,7 +133,7 @@ impl Biases {
     }
 }
 
-/// Recorded activations of a run, in one dtype and without the batch axis.
+/// Activations recorded in a run, in one dtype and without the batch axis.
 pub(crate) struct RecordedRun {
     record: Record,
     dtype: DType,

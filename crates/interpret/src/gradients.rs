@@ -136,7 +136,7 @@ pub fn gradients_under(
     Ok(Gradients { metric: rounded(value), sites, splices: at_splices })
 }
 
-/// Computes the metric of a run with edits, then splices, then another observer.
+/// Computes the metric of a run that applies the edits, then the splices, then the observer `last`.
 fn observed(
     run: &Run,
     metric: &Metric,
@@ -191,7 +191,7 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: GridAxis) -> Resu
         .collect()
 }
 
-/// Method of computing token weights. An argument of [`token_weights`].
+/// Method for computing token weights. An argument of [`token_weights`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saliency {
     /// Gradient with respect to the embedding.

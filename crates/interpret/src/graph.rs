@@ -3,8 +3,8 @@
 //! Rows of the graph are targets, columns are sources. Let `Ā` be `|A|` with each row normalized to sum 1,
 //! and `w` the probabilities of the logits. The influence of the nodes is `I = w·Ā + w·Ā² + …`. No edge leads
 //! to the same layer or an earlier one, so a single pass over the targets from last to first computes the
-//! whole series. Source: decoderesearch/circuit-tracer, `circuit_tracer/graph.py` at 0968d11. It has no nodes
-//! for position embeddings; here they are treated like token embeddings.
+//! whole series. Source: decoderesearch/circuit-tracer, `circuit_tracer/graph.py` at 0968d11. Unlike
+//! circuit-tracer, this module has nodes for position embeddings, treated like those for token embeddings.
 
 use std::cmp::Reverse;
 
@@ -54,7 +54,7 @@ pub struct AttributionGraph {
     values: Vec<f32>,
     /// Row index of each node's incoming edges.
     rows: Vec<Option<usize>>,
-    /// Contributions of biases, and of active features without a node, to each row.
+    /// Contributions to each row from biases, and from active features without a node.
     remainders: Vec<(f64, f64)>,
     influence: Vec<f64>,
 }
@@ -109,7 +109,7 @@ impl AttributionGraph {
             let mut next: Vec<usize> = (0..features).filter(|node| !is_visited[*node]).collect();
             next.sort_by(|a, b| influence[*b].total_cmp(&influence[*a]).then(a.cmp(b)));
             next.truncate(count);
-            // Rows of early positions are short, and a batch is as long as its longest row.
+            // Rows for early positions are short, and a batch is as long as its longest row.
             next.sort_by_key(|node| position(&nodes[*node]));
             for batch in next.chunks(BATCH) {
                 builder.add(replacement, batch)?;
@@ -128,7 +128,7 @@ impl AttributionGraph {
 
     /// Returns the contributions to a target from biases, and from active features without a node.
     ///
-    /// Together with its edges they add up to its value.
+    /// Together with the target's edges, the contributions add up to the target's value.
     pub fn remainders(&self, target: usize) -> (f64, f64) {
         self.rows[target].map_or((0.0, 0.0), |row| self.remainders[row])
     }
@@ -142,7 +142,7 @@ impl AttributionGraph {
     ///
     /// 1. Keeps the nodes with the most influence up to the fraction `node_share` of the total, plus
     ///    embeddings and logits.
-    /// 2. Keeps the edges between them with the most influence up to the fraction `edge_share`.
+    /// 2. Keeps the most influential edges between these nodes, up to the fraction `edge_share`.
     /// 3. Repeatedly drops features and errors without outgoing edges, and features without incoming
     ///    edges.
     pub fn pruned(&self, node_share: f64, edge_share: f64) -> PrunedGraph {
@@ -195,7 +195,7 @@ impl AttributionGraph {
         (sources * targets * OF_EDGE) as u64
     }
 
-    /// Flags all embeddings and logits, and the features and errors with this fraction of the influence.
+    /// Flags all embeddings and logits, and the top features and errors by influence, up to `share`.
     fn influential(&self, share: f64) -> Vec<bool> {
         let least = least_kept(self.influence.clone(), share);
         let is_free = |node: usize| match self.nodes[node] {
@@ -248,7 +248,7 @@ impl AttributionGraph {
             complete += weight * (1.0 - errors / all.max(LEAST_SUM));
             total += weight;
         }
-        // Nodes without incoming edges have none from errors.
+        // Nodes without incoming edges count as complete, since no error contributes to them.
         let others = self.nodes.iter().zip(&self.influence).filter(|(node, _)| !node.is_target());
         let others: f64 = others.map(|(_, influence)| influence).sum();
         (complete + others) / (total + others)
@@ -266,7 +266,7 @@ impl AttributionGraph {
     /// [`Self::targets`]; it is empty if there are none.
     pub fn predicted(&self, changes: &[FeatureChange], added: &[f64]) -> Vec<f64> {
         let mut moved = vec![0.0; self.nodes.len()];
-        // Relative change of each source.
+        // Relative change in each node's activation; 0 for everything but features.
         let mut grown = vec![0.0; self.nodes.len()];
         for (row, target) in self.targets.iter().enumerate().rev() {
             let change =
@@ -404,7 +404,7 @@ fn position(node: &GraphNode) -> usize {
     }
 }
 
-/// Initial weight of a node: the probability of a logit, otherwise 0.
+/// Initial weight of a node: the token's probability for a logit, otherwise 0.
 fn probability(node: &GraphNode) -> f64 {
     match node {
         GraphNode::Logit { probability, .. } => *probability,

@@ -2,8 +2,8 @@
 //!
 //! An induction head attends to the token that followed the previous occurrence of the current token. On a
 //! random sequence that is repeated, it attends from the second half to the successor of the same token in
-//! the first. Sources: "In-context Learning and Induction Heads" (arXiv:2209.11895); TransformerLens 4.3.0,
-//! `head_detector`.
+//! the first half. Sources: "In-context Learning and Induction Heads" (arXiv:2209.11895); TransformerLens
+//! 4.3.0, `head_detector`.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, Observer, Pass, Site, SiteKind};
@@ -33,7 +33,7 @@ impl<F: Fn(&Tensor) -> candle_core::Result<Vec<f32>>> Observer for Reduce<F> {
     }
 }
 
-/// Runs rows of equal length and reduces each layer's patterns `(B, H, T, T)`.
+/// Runs the model on rows of equal length and reduces each layer's patterns `(B, H, T, T)`.
 ///
 /// Only one layer's patterns are in memory at a time.
 fn reduced(
@@ -251,7 +251,7 @@ pub fn detect_heads(
     let target = target.matrix(run.ids);
     if target.len() != tokens * tokens {
         return Err(InterpretError::Mismatch(format!(
-            "expected a pattern of {} values for {tokens} tokens, found {}",
+            "custom target pattern: expected {} values for {tokens} tokens, found {}",
             tokens * tokens,
             target.len()
         )));
@@ -293,8 +293,8 @@ mod tests {
     #[test]
     fn head_at_the_offset_has_a_diagonal_mean_of_one() -> candle_core::Result<()> {
         const TOKENS: usize = 7;
-        // One head attends to the token `offset` back (to itself if that is before the start), the other
-        // evenly.
+        // One head attends to the token `offset` positions back, or to itself near the start. The other head
+        // attends evenly to all visible tokens.
         for offset in [1, 3, 6] {
             let mut values = vec![0f32; 2 * 2 * TOKENS * TOKENS];
             for row in 0..2 {

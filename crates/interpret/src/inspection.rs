@@ -1,4 +1,4 @@
-//! Edits and recordings of one sequence during generation, a few tokens at a time.
+//! Edits and records one sequence's activations during generation, a few tokens at a time.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,7 +16,7 @@ const KEY_DIM: usize = 3;
 pub enum Positions {
     /// All positions in the range.
     All(Range<usize>),
-    /// The last position in the range that the model reads.
+    /// The last position in the range that the model has processed so far.
     Last(Range<usize>),
     /// The listed positions, except those past the end of the sequence.
     These(BTreeSet<usize>),

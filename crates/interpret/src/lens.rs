@@ -1,8 +1,9 @@
-//! Logit lens: the prediction that a model would make if each layer were its last.
+//! Logit lens: the prediction that each layer would make if it were the model's last layer.
 //!
 //! The final norm and the output head are applied to the input of every block and to the last block's output.
-//! The norm's statistics are recomputed for each. Source: nostalgebraist, "interpreting GPT: the logit lens"
-//! (2020). With a translation of each layer it becomes the tuned lens (arXiv:2303.08112).
+//! The norm's statistics are recomputed for each of them. Source: nostalgebraist, "interpreting GPT: the
+//! logit lens" (2020). With a learned translation for each layer, it becomes the tuned lens
+//! (arXiv:2303.08112).
 
 use candle_core::{DType, Result, Tensor, bail};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
@@ -20,7 +21,7 @@ pub struct LensOptions {
     pub watch: Vec<u32>,
 }
 
-/// Prediction of one layer after one token. [`logit_lens`] returns one for each layer and token.
+/// One layer's prediction after one token. [`logit_lens`] returns one for each layer and token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LensCell {
     /// Most probable tokens with natural log probabilities, in descending order; ties go to the lower id.
@@ -62,7 +63,7 @@ pub enum LensValue {
 }
 
 impl LensValue {
-    /// Returns this value of a cell.
+    /// Returns a cell's value of this kind.
     pub fn of(self, cell: &LensCell) -> Option<f32> {
         match self {
             Self::Probability => cell.top.first().map(|(_, logprob)| libm::expf(*logprob)),
@@ -127,7 +128,7 @@ pub fn lens_logits_at(
     model.lm_head().forward(&model.transformer().ln_f().forward(&residual)?)
 }
 
-/// Logit lens: computes the prediction of each layer after each token.
+/// Logit lens: computes each layer's prediction after each token.
 ///
 /// Only the logits of the current layer and of the last one are in memory.
 ///

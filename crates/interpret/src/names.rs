@@ -11,7 +11,7 @@ const LONGEST_NAME: usize = 100;
 /// Minimum similarity at which a name is suggested.
 const NEAR: f64 = 0.5;
 
-/// TransformerLens' alternative names of a kind, and the shorthands that take a layer number.
+/// TransformerLens' alternative names for a kind, and the shorthands that take a layer number.
 ///
 /// [`SiteKind::hook`] is the main name.
 fn alternative_names(kind: SiteKind) -> (&'static [&'static str], &'static [&'static str]) {
@@ -151,7 +151,7 @@ pub enum SiteError {
         nearest: Option<String>,
     },
     /// Every block has a hook point with this name, but the caller needs exactly one.
-    #[error("every block has `{name}`; specify one of them, such as `{example}`", name = excerpt(.name), example = bounded_message(.example))]
+    #[error("every block has a hook point `{name}`; choose one of them, such as `{example}`", name = excerpt(.name), example = bounded_message(.example))]
     NoBlock {
         /// The name.
         name: String,
@@ -289,7 +289,7 @@ mod tests {
         let error = named_site("resid_pre").unwrap_err().to_string();
         assert_eq!(
             error,
-            "every block has `resid_pre`; specify one of them, such as `blocks.0.hook_resid_pre`"
+            "every block has a hook point `resid_pre`; choose one of them, such as `blocks.0.hook_resid_pre`"
         );
         assert_eq!(named_sites(" , ", 3), Err(SiteError::NoName));
     }

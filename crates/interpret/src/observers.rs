@@ -22,7 +22,7 @@ impl Record {
         Self { sites: sites.into_iter().collect(), ..Self::default() }
     }
 
-    /// Restricts the record to these tokens of the pass.
+    /// Restricts the record to these tokens in the pass.
     ///
     /// For scores and patterns, the positions select query rows.
     pub fn at(self, positions: Vec<usize>) -> Self {
@@ -68,7 +68,7 @@ impl Observer for Record {
 /// Part of an activation; a `None` field selects everything along its axis.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Row of the batch.
+    /// Row in the batch.
     pub row: Option<usize>,
     /// Absolute positions, including the tokens before the pass; query positions for scores and patterns.
     pub positions: Option<Vec<usize>>,
@@ -203,7 +203,7 @@ impl ProjectOut {
 }
 
 impl Replace {
-    /// Replaces the activation with `value`, whose shape must broadcast to it.
+    /// Replaces the activation with `value`, whose shape must broadcast to the activation's shape.
     #[expect(clippy::new_ret_no_self, reason = "all four constructors return the same observer type")]
     pub fn new(site: Site, value: Tensor) -> Edit {
         Edit::new(site, Change::Replace(value))
@@ -226,7 +226,7 @@ impl Ablate {
 }
 
 impl Add {
-    /// Adds `value`, whose shape must broadcast to the activation.
+    /// Adds `value`, whose shape must broadcast to the activation's shape.
     #[expect(clippy::new_ret_no_self, reason = "all four constructors return the same observer type")]
     pub fn new(site: Site, value: Tensor) -> Edit {
         Edit::new(site, Change::Add(value))
@@ -253,7 +253,7 @@ impl Edit {
         Ok(Self { change, scale: self.scale * scale, ..self })
     }
 
-    /// Adds a place to the edit; without any, the whole activation is edited.
+    /// Adds a place to the edit; without places, the whole activation is edited.
     pub fn at(mut self, place: Place) -> Self {
         self.places.push(place);
         self

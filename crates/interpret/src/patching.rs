@@ -104,7 +104,7 @@ pub fn replaced_grid(
     Ok(grid)
 }
 
-/// Computes the metric with `value` in each place; the flag reports whether anything changed.
+/// Computes the metric with `value` in each place in turn, and whether any value changed.
 fn cells(
     run: &Run,
     metric: &Metric,
@@ -130,11 +130,11 @@ fn cells(
 pub(crate) fn check_kind(kind: SiteKind, by: GridAxis) -> Result<()> {
     let site = Site { layer: kind.is_in_blocks().then_some(0), kind };
     if !kind.is_in_blocks() {
-        let reason = "it is outside the blocks, and a grid has one row per block";
+        let reason = "expected a hook point inside the blocks, because a grid has one row per block";
         return Err(InterpretError::Site { site, reason });
     }
     if matches!(by, GridAxis::Head | GridAxis::HeadAndPosition) && kind.head_axis().is_none() {
-        let reason = "it has no heads; use q, k, v, z, result, attn_scores or pattern";
+        let reason = "expected a hook point with heads: q, k, v, z, result, attn_scores or pattern";
         return Err(InterpretError::Site { site, reason });
     }
     Ok(())
@@ -210,7 +210,7 @@ impl<'a> Patching<'a> {
         (value - self.corrupted_value) / (self.clean_value - self.corrupted_value)
     }
 
-    /// Activation patching: replaces one part at a time of the corrupted run with its clean value.
+    /// Activation patching: replaces parts of the corrupted run with clean values, one at a time.
     ///
     /// The values are normalized as in [`Patching::share`].
     ///

@@ -76,7 +76,7 @@ fn sorted(heads: &[Head], number: fn(&Head) -> usize) -> Vec<usize> {
     numbers
 }
 
-/// Weights of a query, with `None` for the keys after it.
+/// A query's weights, with `None` for the keys after the query.
 fn seen((query, row): (usize, &Vec<f32>)) -> impl Iterator<Item = Option<f32>> {
     row.iter().enumerate().map(move |(key, weight)| (key <= query).then_some(*weight))
 }

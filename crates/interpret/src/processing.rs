@@ -69,7 +69,7 @@ impl Processing {
 
     /// Returns the constant part of a block's head values, `(H, D)`.
     ///
-    /// Zeroing `z` in TransformerLens sets it to this constant.
+    /// Setting `z` to zero in TransformerLens corresponds to setting the model's own `z` to this constant.
     pub fn value_constants(&self, layer: usize) -> Option<&Tensor> {
         self.values.get(layer)
     }

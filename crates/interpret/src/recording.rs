@@ -31,7 +31,7 @@ pub struct Recording {
     /// KV cache; `None` until a chunk ends before the sequence does.
     cache: Option<Gpt2Cache>,
     seen: Inspection,
-    /// Block after the last hook point.
+    /// Index of the block after the last hook point, at which passes stop.
     stop: Option<usize>,
     /// Number of processed tokens.
     done: usize,
@@ -62,7 +62,7 @@ impl Recording {
 
     /// Processes at most `tokens` further tokens.
     ///
-    /// A single chunk with all tokens gives the same bits as [`Run::record`].
+    /// With a single chunk, the record is bit-identical to the result of [`Run::record`].
     ///
     /// # Errors
     /// If the model fails, or if the KV cache cannot be allocated.

@@ -9,8 +9,8 @@
 //!
 //! The decomposition is complete. A pre-activation, or a logit minus the mean logit, is the sum of the
 //! contributions of features, errors, token embeddings, position embeddings and biases. Source:
-//! decoderesearch/circuit-tracer, `circuit_tracer/attribution/attribute_transformerlens.py` at 6b76d08. It
-//! has no nodes for positions and omits the errors of the first position.
+//! decoderesearch/circuit-tracer, `circuit_tracer/attribution/attribute_transformerlens.py` at 6b76d08.
+//! circuit-tracer has no nodes for positions and omits the errors at the first position.
 
 use candle_core::{D, DType, Device, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
@@ -26,7 +26,7 @@ const LOGIT_SHARE: f64 = 0.95;
 const MAX_LOGITS: usize = 10;
 /// Number of targets per batch.
 pub(crate) const BATCH: usize = 64;
-/// Approximate number of a batch's tensors that are live at the same time.
+/// Approximate number of tensors per batch that are live at the same time.
 const BATCH_TENSORS: usize = 8;
 
 /// A node of an attribution graph. [`ReplacementModel::nodes`] returns all of them.
@@ -34,9 +34,9 @@ const BATCH_TENSORS: usize = 8;
 pub enum GraphNode {
     /// An active transcoder feature.
     Feature {
-        /// Layer whose input it reads.
+        /// Layer whose input the feature reads.
         layer: usize,
-        /// Token position where it is active.
+        /// Token position at which the feature is active.
         position: usize,
         /// Index of the feature in the layer.
         feature: usize,
@@ -78,14 +78,14 @@ impl GraphNode {
     }
 }
 
-/// Limits of a graph. An argument of [`ReplacementModel::new`].
+/// Limits for a graph. An argument of [`ReplacementModel::new`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphOptions {
     /// Maximum number of features with incoming edges.
     ///
     /// The features with the most influence on the logits are selected.
     pub max_feature_nodes: usize,
-    /// Maximum memory of the graph in bytes, excluding the model and the transcoders.
+    /// Maximum memory for the graph in bytes, excluding the model and the transcoders.
     pub max_bytes: u64,
     /// Whether to omit features at the first token, so that its MLP outputs are entirely error.
     ///
@@ -94,7 +94,7 @@ pub struct GraphOptions {
 }
 
 impl Default for GraphOptions {
-    /// Returns a limit of 4,096 features and 4 GiB, with features at the first token.
+    /// Returns limits of 4,096 features and 4 GiB, and includes features at the first token.
     fn default() -> Self {
         Self { max_feature_nodes: 4096, max_bytes: 4 << 30, skips_first: false }
     }
@@ -112,7 +112,7 @@ pub struct FeatureChange {
 /// A feature at a position, active or not. An argument of [`ReplacementModel::unit_effects`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FeatureAtPosition {
-    /// Layer whose input it reads.
+    /// Layer whose input the feature reads.
     pub layer: usize,
     /// Token position, counted from 0.
     pub position: usize,
@@ -125,7 +125,7 @@ pub struct FeatureAtPosition {
 pub struct Edges {
     /// Contribution of each node to each target, in node order.
     pub rows: Vec<Vec<f64>>,
-    /// Contribution of biases to each target: from attention, norms, decoders and its own encoder.
+    /// Bias contribution to each target: attention, norms, decoders and the target's own encoder.
     pub biases: Vec<f64>,
 }
 
@@ -218,7 +218,7 @@ impl ReplacementModel {
         let model = run.model;
         let fits = transcoders.check_model(model.config());
         fits.map_err(|error| InterpretError::Mismatch(error.to_string()))?;
-        // In half precision, the sums would not match.
+        // In half precision, contributions would not add up to the targets' values.
         let dtype = sum_dtype(model.dtype());
         let transcoders = transcoders.cast(dtype, model.device())?;
         let (n_layer, tokens) = (model.config().n_layer, run.ids.len());
@@ -525,14 +525,14 @@ impl ReplacementModel {
 struct BackwardStart {
     /// Row of the target in the batch.
     row: usize,
-    /// Layer that a feature reads; the number of layers for a logit.
+    /// Layer whose input the feature reads; the number of layers for a logit.
     layer: usize,
     position: usize,
     /// Index of the feature in the layer, or of the logit among the logit nodes.
     reads: usize,
 }
 
-/// Sizes that determine the memory of a graph.
+/// Sizes that determine a graph's memory use.
 struct GraphSize {
     features: usize,
     /// Number of directions that features write, one for each layer they write to.
@@ -543,7 +543,7 @@ struct GraphSize {
 }
 
 impl GraphSize {
-    /// Memory of the rows, the directions and one batch, in bytes.
+    /// Memory for the rows, the directions and one batch, in bytes.
     fn bytes(&self, options: &GraphOptions, dtype: DType) -> u64 {
         let sizes = [self.features, self.written, self.layers, self.tokens, self.width];
         let [features, written, layers, tokens, width] = sizes.map(|size| size as u64);
@@ -728,7 +728,7 @@ fn written(decoder: &Tensor, active: &[Active]) -> candle_core::Result<Tensor> {
     decoder.index_select(&features, 0)?.broadcast_mul(&activations)
 }
 
-/// Returns the logit nodes with their values, and their rows of the output head.
+/// Returns the logit nodes with their values and output head rows.
 ///
 /// The rows, `(N, C)`, have the mean row subtracted.
 fn logits(

@@ -95,7 +95,7 @@ fn stack_of(run: &Run, sites: Vec<(Site, String)>) -> Result<Stack> {
     Stack::new(sites.into_iter().map(part).collect::<Result<_>>()?)
 }
 
-/// Decomposes the final residual stream into the heads `L0H0`, `L0H1`, … and a `remainder`.
+/// Decomposes the final residual stream into head outputs (`L0H0`, `L0H1`, …) and a `remainder`.
 ///
 /// With `processing`, the contributions of the constant parts of the head values move from the heads to the
 /// remainder, as in TransformerLens. [`decomposed_residual`] is the decomposition by component.
@@ -163,7 +163,7 @@ pub enum Unit {
     Component,
     /// The residual stream at each point, see [`accumulated_residuals`].
     ///
-    /// Each value is the metric that this residual stream would give.
+    /// Each value is the metric that this residual stream would produce.
     Layer,
     /// Each head, and the remainder.
     Head,
@@ -182,7 +182,7 @@ pub struct Attribution {
     pub values: Vec<f32>,
     /// Contribution of the final norm's bias, which belongs to no part.
     pub bias: f32,
-    /// The metric: the difference of two logits, or the answer's logit minus the mean logit.
+    /// The metric: the difference between two logits, or the answer's logit minus the mean logit.
     ///
     /// The parts and the bias add up to it, except with [`Unit::Layer`].
     pub total: f32,
@@ -210,7 +210,7 @@ pub fn attribute(run: &Run, metric: &Metric, unit: Unit) -> Result<Attribution> 
     metric.check(run)?;
     if metric.measure != Measure::Logit {
         let site = Site::outside(SiteKind::Logits);
-        let reason = "parts of the residual stream add up to logits, not to probabilities";
+        let reason = "expected a logit metric: the parts of the stream do not add up to probabilities";
         return Err(InterpretError::Site { site, reason });
     }
     let direction = Direction::new(run.model, metric.answer, metric.against)?;

@@ -39,7 +39,7 @@ impl<'a> Run<'a> {
         Tensor::from_slice(self.ids, (1, self.ids.len()), self.model.device())
     }
 
-    /// Runs the model under an observer and returns the logits of the requested tokens.
+    /// Runs the model with an observer and returns the logits of the requested tokens.
     ///
     /// # Errors
     /// If the model or the observer fails.
@@ -258,7 +258,7 @@ impl Metric {
         Ok(())
     }
 
-    /// Runs the model under an observer and returns the metric.
+    /// Runs the model with an observer and returns the metric.
     ///
     /// # Errors
     /// If the model or the observer fails.

@@ -1,4 +1,4 @@
-//! A dictionary spliced into a run: its reconstruction replaces the activation that it explains.
+//! Splices a dictionary into a run: its reconstruction replaces the original activation.
 //!
 //! With the error term, the reconstruction error is added back as a constant, as in SAELens. The model's
 //! output is then unchanged, and gradients flow only through the latents.
@@ -105,7 +105,9 @@ impl Observer for Splice<'_> {
         if site != dictionary.explained_site() {
             return Ok(value);
         }
-        let Some(input) = self.input.take() else { bail!("{site}: the pass must reach {reads} first") };
+        let Some(input) = self.input.take() else {
+            bail!("{site}: the pass must reach the transcoder's input, {reads}, first");
+        };
         let target = dictionary.target(&value, processing)?;
         let latents = dictionary.encode(&input)?;
         let mut output = dictionary.decode(&latents, &input)?;
@@ -120,7 +122,8 @@ impl Observer for Splice<'_> {
         }
         let output = match dictionary.config().trained_on {
             ActivationVariant::Checkpoint => output.reshape(value.shape())?,
-            // The part that the processing removes is not reconstructed, so only the change is added.
+            // Adds only the change to the original value, because the dictionary does not reconstruct the
+            // part that TransformerLens' processing removes.
             ActivationVariant::TransformerLens => {
                 let change = (output - target)?.reshape(value.shape())?;
                 (value.to_dtype(change.dtype())? + change)?

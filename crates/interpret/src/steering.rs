@@ -1,8 +1,8 @@
 //! Activation steering: adds a direction to the residual stream during generation.
 //!
 //! Source: "Steering Language Models With Activation Engineering" (arXiv:2308.10248). The method takes the
-//! difference of two prompts' residual streams before a block, scales it and adds it at the first positions
-//! of the sequence.
+//! difference between two prompts' residual streams before a block, scales the difference and adds it at the
+//! first positions of the sequence.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, Observer, Site, SiteKind};
@@ -33,14 +33,14 @@ use crate::{InterpretError, Run};
 #[derive(Debug, Clone)]
 pub struct Steering {
     site: Site,
-    /// Added vectors, `(n, C)`.
+    /// Vectors to add, `(n, C)`.
     vectors: Tensor,
     is_everywhere: bool,
     past_lengths: Vec<usize>,
 }
 
 impl Steering {
-    /// Adds row `i` of `vectors` at position `i` of each sequence.
+    /// Creates steering that adds row `i` of `vectors` at position `i` of each sequence.
     ///
     /// # Shapes
     /// `vectors` `(n, C)`.
@@ -54,7 +54,7 @@ impl Steering {
         }
         if vectors.dims().len() != 2 || vectors.dim(1)? != config.n_embd || vectors.dim(0)? == 0 {
             return Err(InterpretError::Mismatch(format!(
-                "steering vectors: expected (n, {}), found {:?}",
+                "steering vectors: expected shape (n, {}), found {:?}",
                 config.n_embd,
                 vectors.dims()
             )));
@@ -133,7 +133,8 @@ impl Observer for Steering {
         let nothing = Tensor::zeros((1, width), value.dtype(), value.device())?;
         let table = Tensor::cat(&[&vectors, &nothing], 0)?;
         let place = |row: usize, token: usize| {
-            // Rows with past tokens are not steered, because their new tokens are not the prompt's first ones.
+            // Rows with past tokens are not steered, because their new tokens are not the prompt's first
+            // tokens.
             let has_begun = self.past_lengths.get(row).is_some_and(|past| *past > 0);
             if has_begun { count as i64 } else { token.min(count) as i64 }
         };

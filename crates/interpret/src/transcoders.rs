@@ -31,7 +31,7 @@ pub enum TranscoderInput {
     /// The residual stream after the full second norm: the MLP input (`mlp.hook_in`).
     ///
     /// In circuit-tracer's files, `ln2.hook_normalized` also names this input, because circuit-tracer runs on
-    /// unprocessed models of TransformerLens 2.
+    /// unprocessed TransformerLens 2 models.
     MlpIn,
 }
 
@@ -114,7 +114,7 @@ impl TranscodersConfig {
         let expected = "\"hook_resid_mid\", \"ln2.hook_normalized\" or \"mlp.hook_in\"";
         let read = hook("feature_input_hook", SiteKind::ResidMid, expected)?;
         let input = match TranscoderInput::of_hook(read) {
-            // circuit-tracer uses unprocessed models of TransformerLens 2, where this hook follows the weight
+            // circuit-tracer uses unprocessed TransformerLens 2 models, where this hook follows the weight
             // and bias.
             Some(TranscoderInput::Ln2Normalized) => TranscoderInput::MlpIn,
             Some(input) => input,

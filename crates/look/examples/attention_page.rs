@@ -1,4 +1,4 @@
-//! Draws the attention of a text: `cargo run -p candle-gpt2-look --example attention_page`.
+//! Draws the attention patterns for a text: `cargo run -p candle-gpt2-look --example attention_page`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;

@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let reader = Reader::without_bos(model.vocabulary());
     let subject = LookSubject::new(&model, "built-in".into(), &reader);
 
-    // In an induction head, the second " red" attends to " ball", which followed the first.
+    // In an induction head, the second " red" attends to " ball", the token after the first " red".
     let text = Text::Words("A red ball and a blue cup, a red".into());
     let question = OneHead { text, head: Head { layer: 1, head: 0 }, query: -1, key: 2 };
     let steps = question.check(&reader)?.look(&subject)?;

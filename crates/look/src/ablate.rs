@@ -51,8 +51,8 @@ pub struct Ablate {
     )]
     pub at: Option<i64>,
     /// Replacement for a head's output: raw-zero, transformer-lens-zero, mean:FILE (mean over the
-    /// texts in FILE, one per line, or in a .jsonl file objects with `prompt` or `ids`; longer ones than the
-    /// context in pieces) or sample:FILE (from one text with the same number of tokens)
+    /// texts in FILE: one per line, or JSON objects with `prompt` or `ids` in a .jsonl file; texts longer
+    /// than the context are split) or sample:FILE (from one text with the same number of tokens)
     #[cfg_attr(feature = "clap", arg(long, value_name = "WHAT", default_value = "raw-zero"))]
     pub with: Replacement,
 }
@@ -115,7 +115,7 @@ impl Replacement {
         Self { kind: ReplacementKind::Mean(ReplacementTexts::Texts(texts)), name }
     }
 
-    /// Replaces the output with the head's output for another text of the same length in tokens.
+    /// Replaces the output with the head's output for another text with the same number of tokens.
     pub fn sample(text: Text) -> Self {
         let name = "output for another text".to_owned();
         Self { kind: ReplacementKind::Sample(ReplacementTexts::Texts(vec![text])), name }
@@ -233,7 +233,7 @@ impl ReplacementTexts {
                 }
                 if all.is_empty() {
                     return Err(invalid_option(format!(
-                        "{}: no texts; expected one per line",
+                        "{}: the file contains no texts; expected one per line",
                         self.origin()
                     )));
                 }
@@ -291,7 +291,7 @@ impl Look for Ablate {
             if !has_changed {
                 report.notes.push("warning: the replacement equals the original; nothing changed".into());
             }
-            // Increase of each token's loss.
+            // Increase in each token's loss.
             let plain = losses(&run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?, &ids)?;
             let changed = losses(&logits, &ids)?;
             report.axes = vec![Axis::tokens("token", &report.tokens)];
@@ -312,7 +312,7 @@ impl Look for Ablate {
     }
 }
 
-/// Loss of each token except the first, in nats, from logits `(1, T, V)`.
+/// Computes the loss on each token except the first, in nats, from logits `(1, T, V)`.
 fn losses(logits: &Tensor, ids: &[u32]) -> Result<Vec<f64>> {
     let rows = logits.squeeze(0)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
     let loss = |(id, row): (&u32, &Vec<f32>)| {

@@ -55,7 +55,7 @@ impl Analysis {
         Self { report, details: Details::Json(details), graph: None, features: Vec::new() }
     }
 
-    /// Renders one HTML file that works without a network.
+    /// Renders a self-contained HTML file that works offline.
     pub fn page(&self) -> String {
         match &self.graph {
             Some(graph) => graph_page(&self.report, graph),

@@ -15,7 +15,7 @@ use crate::{Analysis, Look, LookSubject, Reader, Text};
 
 /// Lowest random token id; lower ids are single bytes and the most common pieces.
 const LOWEST_TOKEN: u32 = 100;
-/// Exclusive upper bound of the random token ids.
+/// Exclusive upper bound on the random token ids.
 const HIGHEST_TOKEN: u32 = 20_000;
 /// Number of random tokens per row.
 const LENGTH: usize = 100;
@@ -50,13 +50,13 @@ pub struct HeadKinds {
     /// Number of rows of random tokens
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = HeadKinds::default().rows))]
     pub rows: usize,
-    /// Seed of the random tokens
+    /// Seed for the random tokens
     #[cfg_attr(feature = "clap", arg(short, long, value_name = "N", default_value_t = HeadKinds::default().seed))]
     pub seed: u32,
     /// Lowest id of the random tokens [default: 100, or 0 if the vocabulary has no more than 100]
     #[cfg_attr(feature = "clap", arg(long, value_name = "ID"))]
     pub from: Option<u32>,
-    /// Upper bound of the random ids, exclusive [default: 20000, or the size of the vocabulary]
+    /// Exclusive upper bound on the random ids [default: 20000, or the size of the vocabulary]
     #[cfg_attr(feature = "clap", arg(long, value_name = "ID"))]
     pub below: Option<u32>,
     /// With a text: leave out attention to the first token
@@ -95,7 +95,7 @@ pub enum CheckedHeadKinds {
         length: usize,
         /// Lowest token id.
         from: u32,
-        /// Exclusive upper bound of the token ids.
+        /// Exclusive upper bound on the token ids.
         below: u32,
     },
 }
@@ -112,7 +112,7 @@ impl Look for HeadKinds {
         }
         if !(1..=MOST_ROWS).contains(&self.rows) {
             return Err(invalid_option(format!(
-                "`rows`: expected from 1 to {MOST_ROWS}, found {}",
+                "`rows`: expected a number from 1 to {MOST_ROWS}, found {}",
                 self.rows
             )));
         }
@@ -127,7 +127,7 @@ impl Look for HeadKinds {
         let length = self.length.unwrap_or(half.min(LENGTH));
         if length == 0 || length > half {
             return Err(invalid_option(format!(
-                "`length` {length}: expected from 1 to {half}, since the context must hold each row twice"
+                "`length` {length}: expected a number from 1 to {half}, since the context must hold each row twice"
             )));
         }
         let vocab_size = u32::try_from(config.vocab_size).unwrap_or(u32::MAX);
@@ -160,7 +160,7 @@ impl Look for HeadKinds {
                 let rows = random_rows(self.seed, self.rows, length, from, below);
                 if let Some(row) = rows.first() {
                     let twice: Vec<u32> = subject.reader().bos().into_iter().chain(row.repeat(2)).collect();
-                    // Rejects a model without finite logits.
+                    // Rejects a model whose logits are not finite.
                     subject.run(&twice)?;
                 }
                 let found = head_scores(subject.model(), &rows, subject.reader().bos())?;

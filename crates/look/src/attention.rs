@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::error::{Result, invalid_option};
 use crate::{Analysis, Heads, Look, LookSubject, Ranges, Reader, Text};
 
-/// Maximum number of attention weights in a report, a little above 144 heads of 1,024 tokens.
+/// Maximum number of attention weights in a report; 144 heads over 1,024 tokens have 151 million.
 const MOST_VALUES: usize = 160_000_000;
 
 /// Attention patterns of all heads, of the heads in selected layers, or of selected heads.
@@ -82,12 +82,12 @@ impl Look for Attention {
 }
 
 impl Attention {
-    /// Creates a report on these heads, and consumes a record of [`Patterns::sites`].
+    /// Creates a report on these heads from a record of [`Patterns::sites`], which is consumed.
     ///
     /// `model` is the model's display name.
     ///
     /// # Errors
-    /// Errors of [`Patterns::of`].
+    /// Errors from [`Patterns::of`].
     pub fn report(
         record: Record,
         ids: &[u32],

@@ -43,12 +43,12 @@ pub struct Attribute {
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "UNIT", default_value = "component", value_parser = choices::<Parts>()))]
     pub unit: Parts,
-    /// With --unit head: the heads of the checkpoint as it is, or of TransformerLens' compatibility mode,
-    /// which counts the contribution of constant values in the remainder
+    /// With --unit head: contributions as in the checkpoint, or as in TransformerLens' compatibility
+    /// mode, which moves the contribution of constant values into the remainder
     #[serde(rename = "as", deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long = "as", value_name = "NUMBERS", default_value = "raw", value_parser = choices::<Numbers>()))]
     pub numbers: Numbers,
-    /// Only the N strongest parts of --unit neuron
+    /// With --unit neuron: show only the N strongest parts
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Attribute::default().top))]
     pub top: usize,
 }
@@ -104,7 +104,7 @@ impl Look for Attribute {
                 format!("norm statistics of the whole run; the final norm's bias adds {:.4}", found.bias)
             }
             _ => format!(
-                "norm statistics of the whole run; parts {sum:.4} and the final norm's bias {:.4} make {:.4}",
+                "norm statistics of the whole run; parts {sum:.4} and the final norm's bias {:.4} add up to {:.4}",
                 found.bias, found.total
             ),
         });
@@ -112,7 +112,7 @@ impl Look for Attribute {
         if metric.against.is_none() {
             let (logits, mean) = logits_and_mean(&run, metric.logits_for(), Chain(Vec::new()))?;
             let logit = logits[metric.answer as usize];
-            report.notes.push(format!("the logit is {logit:.4}, the mean of all logits {mean:.4}"));
+            report.notes.push(format!("the logit is {logit:.4}; the mean of all logits is {mean:.4}"));
             details["logit"] = json!(logit);
             details["mean_logit"] = json!(mean);
         }

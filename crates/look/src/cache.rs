@@ -1,4 +1,4 @@
-//! Activations of a run at chosen hook points, as tensors and as files.
+//! Activations from a run at chosen hook points, as tensors and as files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -61,10 +61,10 @@ pub struct Activations {
     /// Only these layers: 3, 0-5 or 0,4,8-11
     #[cfg_attr(feature = "clap", arg(long, value_name = "LAYERS"))]
     pub layers: Option<Ranges>,
-    /// Only these tokens (of scores and patterns: queries): 3, 0-5 or 0,4,8-11
+    /// Only these tokens (query tokens for scores and patterns): 3, 0-5 or 0,4,8-11
     #[cfg_attr(feature = "clap", arg(long, value_name = "POSITIONS", allow_hyphen_values = true))]
     pub positions: Option<Ranges>,
-    /// Activations of the checkpoint as it is, or as in TransformerLens' compatibility mode
+    /// Activations as in the checkpoint, or as in TransformerLens' compatibility mode
     /// (layer norms folded, weights centered, value biases folded)
     #[serde(rename = "as", deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long = "as", value_name = "NUMBERS", default_value = "raw", value_parser = choices::<Numbers>()))]
@@ -106,7 +106,7 @@ pub struct Cached {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheFormat {
-    /// safetensors, with the options of the recording in the metadata.
+    /// safetensors, with the recording options in the metadata.
     Safetensors,
     /// NumPy's archive of arrays.
     Npz,
@@ -116,7 +116,7 @@ impl CacheFormat {
     /// Returns the format selected by a file name's extension.
     ///
     /// # Errors
-    /// If the extension selects neither; the message names the option `out`.
+    /// If the extension selects neither format; the message names the option `out`.
     pub fn of(path: &Path) -> Result<Self> {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => Ok(Self::Safetensors),

@@ -1,4 +1,4 @@
-//! Circuit of a task: the edges that carry a model's behavior on prompt pairs.
+//! Circuit for a task: the edges that carry a model's behavior on prompt pairs.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -20,7 +20,7 @@ use crate::named::choices;
 use crate::pairs::{ReadPairs, read_pairs};
 use crate::{Analysis, CircuitMethod, Look, LookSubject, PairData, Reader};
 
-/// Maximum number of steps of integrated gradients.
+/// Maximum number of steps for integrated gradients.
 const MOST_STEPS: usize = 1000;
 /// Number of edges listed in a table.
 const NAMED_EDGES: usize = 10;
@@ -100,7 +100,7 @@ impl EdgeAmount {
 }
 
 fn percent(share: f64) -> String {
-    // Four decimals of a percentage hide the noise of binary fractions.
+    // Rounding to four decimal places hides binary floating-point noise.
     format!("{}%", (share * 1e6).round() / 1e4)
 }
 
@@ -134,7 +134,7 @@ pub struct CircuitSearch {
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METHOD", default_value = "eap-ig", value_parser = choices::<CircuitMethod>()))]
     pub method: CircuitMethod,
-    /// Measure of each prediction
+    /// Metric for each prediction
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METRIC", default_value = "logit-diff", value_parser = choices::<CircuitMetric>()))]
     pub metric: CircuitMetric,
@@ -142,11 +142,11 @@ pub struct CircuitSearch {
     /// [default: 5%; with --method acdc, --threshold decides]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub edges: Option<EdgeAmount>,
-    /// Method of selecting edges by their scores
+    /// Method for selecting edges by score
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "HOW", default_value = "greedy", value_parser = choices::<Selection>()))]
     pub select: Selection,
-    /// Number of steps of --method eap-ig
+    /// Number of steps for --method eap-ig
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = CircuitSearch::default().steps))]
     pub steps: usize,
     /// With --method acdc: leave an edge out if the KL divergence rises by less than this, in nats
@@ -191,7 +191,7 @@ impl Look for CircuitSearch {
     fn check(&self, reader: &Reader) -> Result<CheckedCircuit> {
         if !(1..=MOST_STEPS).contains(&self.steps) {
             return Err(invalid_option(format!(
-                "`steps`: expected from 1 to {MOST_STEPS}, found {}",
+                "`steps`: expected a number from 1 to {MOST_STEPS}, found {}",
                 self.steps
             )));
         }
@@ -229,7 +229,7 @@ impl Look for CircuitSearch {
     ) -> Result<Analysis> {
         let CheckedCircuit(ReadPairs { pairs, spans }) = checked;
         if let Some(pair) = pairs.first() {
-            // Rejects a model without finite logits.
+            // Rejects a model whose logits are not finite.
             subject.run(&pair.clean)?;
         }
         let task = CircuitTask::new(subject.model(), &pairs, self.metric)?;

@@ -9,7 +9,7 @@ use candle_gpt2_weights::TensorFile;
 use crate::LookError;
 use crate::error::Result;
 
-/// Reads a llama.cpp control vector, a GGUF file, and checks that it fits the model.
+/// Reads a llama.cpp control vector from a GGUF file and checks that it fits the model.
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;

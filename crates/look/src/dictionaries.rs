@@ -23,9 +23,9 @@ const WEIGHTS_FILE: &str = "sae_weights.safetensors";
 
 /// Reads a sparse autoencoder or transcoder and checks that it fits the model.
 ///
-/// The path is a SAELens folder, an OpenAI file or [`BUILT_IN`]. `site` is the hook point that it was trained
-/// on, if its files do not state one. [`BUILT_IN`] selects the built-in model's transcoder at `site`, or by
-/// default in its middle block.
+/// The path is a SAELens folder, an OpenAI file or [`BUILT_IN`]. `site` is the hook point that the
+/// dictionary was trained on, if its files do not state one. [`BUILT_IN`] selects the built-in model's
+/// transcoder at `site`, or in the middle block by default.
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;
@@ -101,7 +101,8 @@ impl StoredDictionary {
     pub fn of_tensors(config: &str, tensors: BTreeMap<String, Tensor>) -> Result<Self, FileError> {
         let mut given: Value =
             serde_json::from_str(config).map_err(|error| FileError::NotJson { error: error.to_string() })?;
-        // Without `metadata`, a file counts as SAELens before 6, which trained on processed models.
+        // A file without `metadata` would be treated as SAELens 5 or older, which trained on processed
+        // models.
         if let Some(given) = given.as_object_mut()
             && !given.contains_key("metadata")
         {
@@ -145,7 +146,7 @@ impl StoredDictionary {
         let file = TensorFile::read(path)?;
         let Some(site) = site.or_else(|| site_from_path(path)) else {
             return Err(invalid_option(format!(
-                "{}: the file does not record the hook point of the dictionary; pass `site`",
+                "{}: the file does not record the dictionary's hook point; pass `site`",
                 path.display()
             )));
         };
@@ -172,12 +173,12 @@ impl StoredDictionary {
         &self.dictionary
     }
 
-    /// Returns its tensors under SAELens' names.
+    /// Returns the dictionary's tensors under SAELens' names.
     pub fn tensors(&self) -> &BTreeMap<String, Tensor> {
         &self.tensors
     }
 
-    /// Returns every key of its `cfg.json`, in the layout of SAELens 6.
+    /// Returns all keys of the dictionary's `cfg.json`, in the layout of SAELens 6.
     pub fn config(&self) -> &Value {
         &self.config
     }
@@ -203,7 +204,7 @@ impl StoredDictionary {
 
 /// Converts the keys of a `cfg.json` to the layout of SAELens 6.
 ///
-/// A file of that version keeps its keys, except that `dtype` becomes that of the saved tensors.
+/// A file in that layout keeps its keys, except that `dtype` is set to the saved tensors' dtype.
 fn in_layout(dictionary: &Dictionary, given: Value) -> Value {
     let is_current = given["metadata"].get("sae_lens_version").is_some();
     let mut config = dictionary.config().to_json();
@@ -229,7 +230,7 @@ fn site_from_path(path: &Path) -> Option<Site> {
     openai_site(path.parent()?.file_name()?.to_str()?, layer)
 }
 
-/// Returns the built-in model's transcoder at a hook point, or by default in its middle block.
+/// Returns the built-in model's transcoder at a hook point, or in the middle block by default.
 fn built_in_dictionary(site: Option<Site>) -> crate::error::Result<StoredDictionary> {
     let mut dictionaries = stored_built_in()?;
     let site_of = |stored: &StoredDictionary| stored.dictionary.config().site;
@@ -277,7 +278,7 @@ fn stored_built_in() -> crate::error::Result<Vec<StoredDictionary>> {
 
 /// Creates a SAELens dictionary from its `cfg.json` and the bytes of its `sae_weights.safetensors`.
 ///
-/// Error messages name it `name`. [`built_in_dictionaries`] have the same format.
+/// Error messages refer to the dictionary as `name`. [`built_in_dictionaries`] come from the same format.
 ///
 /// # Errors
 /// If either is damaged or unsupported.

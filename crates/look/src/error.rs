@@ -1,6 +1,6 @@
 //! Analysis errors.
 //!
-//! Each message states the problem and what to do about it. Errors of lower-level crates pass through
+//! Each message states the problem and what to do about it. Errors from lower-level crates pass through
 //! unchanged.
 
 use std::borrow::Cow;

@@ -81,12 +81,12 @@ pub struct Features {
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURES"))]
     pub features: Option<Ranges>,
-    /// Number of top-activating texts per feature, and of texts sampled from each quarter of its
-    /// active texts
+    /// Number of top-activating texts per feature, and number of texts sampled from each quarter of the
+    /// texts that activate it
     #[serde(default = "usual_examples")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_examples()))]
     pub examples: usize,
-    /// Write a JSON file for each feature into this new folder, as circuit-tracer's frontend fetches them
+    /// Write a JSON file for each feature into this new folder, in circuit-tracer's frontend format
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub features_dir: Option<PathBuf>,
@@ -125,7 +125,7 @@ impl Features {
     }
 }
 
-/// Writes each feature to a file `NUMBER.json`, as circuit-tracer's frontend fetches it.
+/// Writes each feature to a file `NUMBER.json`, in circuit-tracer's frontend format.
 ///
 /// Nodes of an attribution graph use the same number for the feature.
 fn write_features(folder: &Path, layer: Option<usize>, features: &[FeatureCard]) -> Result<()> {
@@ -199,7 +199,7 @@ impl Look for Features {
         let (mut report, features, details) = match &checked.ids {
             Some(ids) => self.in_text(ids, checked.features, &dictionary, subject)?,
             None => {
-                // Rejects a model without finite logits.
+                // Rejects a model whose logits are not finite.
                 subject.run(&[0])?;
                 let report = subject.report("features", format!("features of {site}"), &[]);
                 let all = || (0..dictionary.latents()).collect();
@@ -211,7 +211,7 @@ impl Look for Features {
             let examples = self.collect_examples(texts, &features, &dictionary, subject, reporter)?;
             let logits = feature_logits(subject.model(), &dictionary, &features, LOGITS)?;
             report.notes.push(format!(
-                "examples: {} tokens of {} texts, {}; the first token of each text is left out",
+                "examples: {} tokens from {} texts, {}; the first token of each text is left out",
                 examples.tokens(),
                 examples.texts(),
                 subject.in_front()
@@ -253,8 +253,8 @@ impl Look for Features {
 impl Features {
     /// Analyzes one text.
     ///
-    /// Returns a report of features by token, the features in it, and details on how well all features
-    /// explain the text.
+    /// Returns a report of features by token, the indices of the features in the report, and details on how
+    /// well all features explain the text.
     fn in_text(
         &self,
         ids: &[u32],
@@ -294,7 +294,7 @@ impl Features {
                 true => String::new(),
                 false => format!(" of {explained_site}"),
             };
-            report.notes.push(format!("they explain {share:.3} of the variance{of}"));
+            report.notes.push(format!("the features explain {share:.3} of the variance{of}"));
         }
         let values = json!({
             "mean_l0": explained.mean_l0, "variance_explained": explained.variance_explained, "mse": explained.mse,
@@ -375,7 +375,7 @@ pub(crate) fn check_examples(examples: usize, features: usize) -> Result<()> {
 pub(crate) struct CollectedFeatures<'a> {
     pub(crate) subject: &'a LookSubject<'a>,
     pub(crate) summaries: Vec<FeatureSummary>,
-    /// Top and bottom logits of each feature; `None` if it adds nothing to the residual stream.
+    /// Top and bottom logits of each feature; `None` if features add nothing to the residual stream.
     pub(crate) logits: Option<Vec<FeatureLogits>>,
     /// Number of tokens in all texts.
     pub(crate) tokens: u64,

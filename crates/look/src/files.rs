@@ -15,7 +15,7 @@ const MAX_TEXT_BYTES: u64 = 256 << 20;
 /// Maximum size of the configuration of a dictionary, a lens or transcoders, in bytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// Reads a configuration from a folder; it must be a regular file.
+/// Reads a configuration file, which must be a regular file.
 pub(crate) fn read_config(path: &Path) -> Result<String> {
     read_bounded_text(path, MAX_CONFIG_BYTES).map_err(|error| unreadable(path, error))
 }
@@ -62,7 +62,7 @@ impl TextFile {
         self.rows.is_blank(index)
     }
 
-    /// Token sequences of a line.
+    /// Encodes one line, which can hold several token sequences.
     pub(crate) fn sequences(&self, index: usize, reader: &Reader) -> Result<Vec<Vec<u32>>> {
         let row = self.rows.sequences(index, reader.vocabulary(), reader.bos());
         row.sequences.map_err(|error| LookError::In {

@@ -27,12 +27,12 @@ use crate::graph_features::{Meanings, command};
 use crate::metric::logits_and_mean;
 use crate::{Analysis, Look, LookSubject, Reader, Text, read_transcoders};
 
-/// Fraction of positions; circuit-tracer's frontend hides features that are active at more.
+/// Fraction of active positions above which circuit-tracer's frontend hides a feature.
 const COMMON: f64 = 2.0 / 3.0;
 /// Number of neurons per MLP and token that serve as features if there are no transcoders.
 const NEURONS: usize = 32;
 
-/// Attribution graph of a prediction: the features that carry it, and their direct effects.
+/// Attribution graph for a prediction: the features that carry it, and their direct effects.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -55,14 +55,14 @@ pub struct Graph {
     /// Text to analyze.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// Transcoders of every layer: a folder of circuit-tracer (config.yaml), or with a SAELens folder
-    /// (cfg.json) for each layer; built-in: those of the built-in model [default: the neurons of the MLPs]
+    /// Folder with transcoders for every layer: circuit-tracer's (config.yaml), or one SAELens folder
+    /// (cfg.json) per layer; built-in: the built-in model's transcoders [default: the neurons of the MLPs]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub transcoders: Option<PathBuf>,
     /// Compute the edges of the N features with the most influence on the prediction
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().max_feature_nodes))]
     pub max_feature_nodes: usize,
-    /// Memory limit of the graph, in MiB
+    /// Memory limit for the graph, in MiB
     #[cfg_attr(feature = "clap", arg(long, value_name = "MIB", default_value_t = Graph::default().max_memory))]
     pub max_memory: u64,
     /// Keep the most influential nodes that together account for this share of all influence
@@ -83,8 +83,8 @@ pub struct Graph {
     /// JSON objects with `text` or `ids` [default: the text itself]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub prompts_file: Option<PathBuf>,
-    /// Number of top-activating texts per feature, and of texts sampled from each quarter of its
-    /// active texts
+    /// Number of top-activating texts per feature, and number of texts sampled from each quarter of the
+    /// texts that activate it
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().examples))]
     pub examples: usize,
 }
@@ -127,7 +127,7 @@ impl Graph {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct FeatureSetting {
-    /// Layer that the feature reads.
+    /// Layer whose input the feature reads.
     pub layer: usize,
     /// Index of the feature in its layer.
     pub feature: usize,
@@ -152,7 +152,9 @@ impl FromStr for FeatureSetting {
             }
         };
         read().ok_or_else(|| {
-            format!("`{text}` is not a setting; write LAYER_FEATURE_POSITION=VALUE, such as 3_1201_4=0")
+            format!(
+                "`{text}` is not a feature setting; write LAYER_FEATURE_POSITION=VALUE, such as 3_1201_4=0"
+            )
         })
     }
 }
@@ -212,9 +214,9 @@ impl Look for Graph {
             let FeatureSetting { layer, feature, position, .. } = *setting;
             let (layers, tokens) = (config.n_layer, ids.len());
             let problem = if layer >= layers {
-                format!("layer {layer} is out of range; the model has {layers}")
+                format!("layer {layer} is out of range; the model has {layers} layers")
             } else if feature >= features {
-                format!("feature {feature} is out of range; layer {layer} has {features}")
+                format!("feature {feature} is out of range; layer {layer} has {features} features")
             } else if position >= tokens {
                 format!("position {position} is out of range; the text has {tokens} tokens")
             } else if position == 0 && reader.bos().is_some() {
@@ -288,7 +290,7 @@ fn trace_graph(replacement: &ReplacementModel, reporter: &dyn Reporter) -> Resul
 }
 
 impl Graph {
-    /// Returns the options of a replacement model, with these limits.
+    /// Returns options for a replacement model with these limits.
     pub fn options(&self) -> GraphOptions {
         GraphOptions {
             max_feature_nodes: self.max_feature_nodes,
@@ -299,7 +301,7 @@ impl Graph {
 
     /// Creates the report and the picture of a replacement model's graph, without interventions.
     ///
-    /// The model itself is no longer needed. `model` is its display name.
+    /// The model itself is no longer needed. `model` is the model's display name.
     ///
     /// # Errors
     /// If pruning the edges needs more memory than `max_memory`.
@@ -344,7 +346,7 @@ impl Graph {
         report
     }
 
-    /// Lists the most influential kept nodes as values of the report.
+    /// Lists the most influential kept nodes as the report's values.
     fn list_nodes(&self, report: &mut Report, named_graph: &NamedGraph) {
         let order = self.listed(named_graph);
         report.axes = vec![Axis::new("node", order.iter().map(|node| named_graph.id(*node)))];
@@ -467,7 +469,7 @@ fn rounded(value: f64) -> f32 {
     value as f32
 }
 
-/// Formats a number with three decimals.
+/// Formats a number with three decimal places.
 fn three_decimals(value: f64) -> String {
     format!("{value:.3}").replace('-', "−")
 }

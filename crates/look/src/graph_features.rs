@@ -23,7 +23,7 @@ pub(crate) struct Meanings {
 impl Meanings {
     /// Computes the meanings of features grouped by layer.
     ///
-    /// Examples come from a file, or otherwise from the text of the graph.
+    /// Examples come from a file or, without a file, from the graph's own text.
     pub(crate) fn new(
         features: &BTreeMap<usize, Vec<usize>>,
         transcoders: &Transcoders,

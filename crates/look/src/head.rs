@@ -79,17 +79,17 @@ pub struct HeadSteps {
     pub k: Vec<f32>,
     /// Elementwise products of the query and key vectors, `(D)`.
     pub products: Vec<f32>,
-    /// Attention score of the pair: the sum of the products.
+    /// Attention score for the pair: the sum of the products.
     pub score: f32,
-    /// Attention score of the pair after scaling.
+    /// Attention score for the pair after scaling.
     pub scaled: f32,
-    /// Scaled attention scores of all keys that the query token sees.
+    /// Scaled attention scores for all keys that the query token can attend to.
     pub scores: Vec<f32>,
     /// Attention weights: the softmax of the scores, with a sum of 1.
     pub weights: Vec<f32>,
     /// Value vector of the key token, `(D)`.
     pub v: Vec<f32>,
-    /// Context vector of the query token, `(D)`: the sum of the value vectors times their weights.
+    /// Context vector of the query token, `(D)`: the weighted sum of the value vectors.
     pub context: Vec<f32>,
 }
 

@@ -104,7 +104,7 @@ impl Look for Lens {
     fn check(&self, reader: &Reader) -> Result<CheckedLens> {
         if !(1..=MOST_TOKENS).contains(&self.top) {
             return Err(invalid_option(format!(
-                "`top`: expected from 1 to {MOST_TOKENS}, found {}",
+                "`top`: expected a number from 1 to {MOST_TOKENS}, found {}",
                 self.top
             )));
         }
@@ -158,7 +158,7 @@ impl Lens {
         };
         let most_probable =
             |cell: &&LensCell| cell.top.first().map_or(String::new(), |(id, _)| reader.printable(*id));
-        // Values of a watched token do not belong to the most probable one.
+        // A watched token's values would be misleading next to the text of the most probable token.
         let texts = match show.is_watched() {
             true => Vec::new(),
             false => cells.iter().map(most_probable).collect(),

@@ -52,7 +52,7 @@ pub trait Look {
     /// Validates the options and runs the analysis.
     ///
     /// # Errors
-    /// Errors of [`Look::check`] and [`Look::look`].
+    /// Errors from [`Look::check`] and [`Look::look`].
     fn at(&self, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Analysis> {
         self.look(self.check(subject.reader())?, subject, reporter)
     }

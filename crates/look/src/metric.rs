@@ -30,16 +30,16 @@ use crate::{Reader, Text, TokenChoice};
 #[serde(default)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct MetricOptions {
-    /// Answer token: a text of one token, or #ID [default: the most probable one]
+    /// Answer: text that encodes to a single token, or #ID [default: the most probable token]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub answer: Option<TokenChoice>,
     /// Token to compare the answer with
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT", requires = "answer"))]
     pub against: Option<TokenChoice>,
-    /// Position of the token after which the answer is predicted: from 0, or negative, with -1 for the last
+    /// Position of the token that precedes the answer, counted from 0, or backward from -1
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = MetricOptions::default().position, allow_negative_numbers = true))]
     pub position: i64,
-    /// Measure of the answer; with --against, the difference between the two tokens
+    /// Measure for the answer; with --against, the difference between the two tokens
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "MEASURE", default_value = "logit", value_parser = choices::<Measure>()))]
     pub measure: Measure,

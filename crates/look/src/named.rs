@@ -96,7 +96,7 @@ pub enum Numbers {
     /// Values of the unmodified checkpoint.
     #[default]
     Raw,
-    /// Values of TransformerLens' compatibility mode.
+    /// Values as in TransformerLens' compatibility mode.
     TransformerLens,
 }
 
@@ -132,7 +132,7 @@ impl Named for Parts {
     ];
 }
 
-/// Method of computing token saliency.
+/// Method for computing token saliency.
 ///
 /// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -154,7 +154,7 @@ impl Named for Method {
     ];
 }
 
-/// Method of scoring the edges of a circuit.
+/// Method for scoring the edges of a circuit.
 ///
 /// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -201,7 +201,7 @@ impl Named for CircuitMethod {
 pub enum DataTask {
     /// Indirect object identification.
     Ioi,
-    /// Numbers or years that are greater than another.
+    /// Completion with a year or number that is greater than an earlier one.
     GreaterThan,
     /// Choice between "he" and "she".
     Gender,
@@ -212,9 +212,13 @@ impl Named for DataTask {
         name(
             "ioi",
             Self::Ioi,
-            "Indirect object identification: which of two people gets what the other gives",
+            "Indirect object identification: which of two people receives what the other gives",
         ),
-        name("greater-than", Self::GreaterThan, "Which years, or numbers in words, may follow another"),
+        name(
+            "greater-than",
+            Self::GreaterThan,
+            "Years, or numbers in words, that must be greater than an earlier one",
+        ),
         name("gender", Self::Gender, "He or she, after a profession or a name"),
     ];
 }
@@ -224,12 +228,12 @@ impl Named for CircuitMetric {
         name(
             "logit-diff",
             Self::LogitDifference,
-            "Logit of the answer minus that of the comparison token; averaged if there are several",
+            "Answer's logit minus the comparison token's logit; mean logits if there are several tokens",
         ),
         name(
             "prob-diff",
             Self::ProbabilityDifference,
-            "Total probability of the answers minus that of the comparison tokens",
+            "Total probability of the answers minus total probability of the comparison tokens",
         ),
         name("kl", Self::Divergence, "Kullback-Leibler divergence from the model's prediction, in nats"),
     ];

@@ -15,10 +15,10 @@ use crate::{Analysis, Look, LookSubject, Neuron, Reader, Text};
 /// Number of tokens shown on each side of a position.
 const CONTEXT: usize = 8;
 
-/// Positions of a text at which a neuron is most active.
+/// Positions in a text at which a neuron is most active.
 ///
 /// The activation is the output of the activation function (`mlp_post`). A text of any length is read in
-/// windows of the context.
+/// windows of the context size.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;

@@ -135,7 +135,7 @@ impl PrefixCache {
     /// # Errors
     /// If the model fails, the text is longer than the context, or `at` is outside the text.
     pub fn logits(&mut self, model: &Gpt2LMHeadModel, ids: &[u32], at: usize) -> Result<Vec<f32>> {
-        // After an error, no partial state remains.
+        // Takes the state, so that no partial state remains after an error.
         let cached = match self.0.take() {
             Some(cached) if cached.ids.starts_with(ids) => cached,
             before => CachedText::read(model, ids, before)?,

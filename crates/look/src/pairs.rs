@@ -29,7 +29,7 @@ use crate::{ComparedTexts, LookError, Reader, TokenChoice};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "JsonPair")]
 pub struct TextPair {
-    /// Clean and corrupted prompt (`clean`, `corrupt`), with the same number of tokens.
+    /// Clean and corrupted prompts (`clean`, `corrupt`), with the same number of tokens.
     #[serde(flatten)]
     pub texts: ComparedTexts,
     /// Tokens that are correct after the clean prompt (`answer`).
@@ -37,7 +37,7 @@ pub struct TextPair {
     /// Tokens that the answers are compared with (`against`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub against: Vec<TokenChoice>,
-    /// Named positions of both prompts (`spans`), counted from 0 without a BOS token.
+    /// Named positions in both prompts (`spans`), counted from 0 without a BOS token.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub spans: BTreeMap<String, Vec<usize>>,
 }

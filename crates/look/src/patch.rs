@@ -35,7 +35,7 @@ pub struct Patched {
     /// mlp_out, z, q, k, v, pattern, …, or its TransformerLens name
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE", default_value_t = Patched::default().site))]
     pub site: String,
-    /// Parts to patch at a time in each layer [default: position, and head if the site has heads]
+    /// Parts of each layer to patch one at a time [default: head if the site has heads, or position]
     #[serde(deserialize_with = "some_choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "PARTS", value_parser = choices::<GridAxis>()))]
     pub by: Option<GridAxis>,
@@ -64,7 +64,7 @@ impl Patched {
         }
         if sites.len() != n_layer {
             return Err(invalid_option(format!(
-                "`site` {}: the grid has a row for every layer; write {}",
+                "`site` {}: the grid has a row for every layer; omit the layer and write {}",
                 self.site,
                 kind.name()
             )));
@@ -122,7 +122,7 @@ pub struct Patch {
 
 /// Attribution patching: estimates the effect of activation patching from one gradient.
 ///
-/// The estimate is the gradient at the corrupted text times the difference of the two runs.
+/// The estimate is the gradient at the corrupted text times the difference between the two runs.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -153,7 +153,7 @@ pub struct Estimate {
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// Activations whose patching is estimated.
+    /// Activations for which the effect of patching is estimated.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub patched: Patched,

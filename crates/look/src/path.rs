@@ -43,7 +43,7 @@ pub struct PathPatching {
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// Heads whose outputs are together taken from the corrupted text: LAYER.HEAD, separated by commas
+    /// Heads whose outputs all come from the corrupted text: LAYER.HEAD, separated by commas
     #[cfg_attr(feature = "clap", arg(long, value_name = "HEADS"))]
     pub from: Option<Heads>,
     /// End of the path: `final` (the last residual stream), or queries, keys or values of a head,

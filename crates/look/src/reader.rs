@@ -370,7 +370,7 @@ impl Reader {
         }
     }
 
-    /// Encodes a text, prepends the BOS token if there is one, and checks that it fits the context.
+    /// Encodes a text, prepends the reader's BOS token if it has one, and checks the length.
     ///
     /// # Errors
     /// If the text cannot be encoded, is empty or too long, or has a token outside the vocabulary.
@@ -442,7 +442,7 @@ impl Reader {
             }
         }
         match found.is_empty() {
-            true => Err(invalid_option("`heads`: expected at least one")),
+            true => Err(invalid_option("`heads`: expected at least one head")),
             false => Ok(Heads(found)),
         }
     }
@@ -457,7 +457,7 @@ impl Reader {
         let below = numbers.below(count);
         let below = below.map_err(|error| invalid_option(format!("`{option}`: {error}")))?;
         match below.is_empty() {
-            true => Err(invalid_option(format!("`{option}`: expected at least one"))),
+            true => Err(invalid_option(format!("`{option}`: expected at least one index"))),
             false => Ok(below),
         }
     }

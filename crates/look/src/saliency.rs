@@ -1,4 +1,4 @@
-//! Importance of each token of a text for a prediction, computed from gradients.
+//! Importance of each token in a text for a prediction, computed from gradients.
 
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Saliency as SaliencyMethod, token_weights};
@@ -12,7 +12,7 @@ use crate::named::choice;
 use crate::named::choices;
 use crate::{Analysis, CheckedMetric, Look, LookSubject, Method, MetricOptions, Reader, Text, TokenChoice};
 
-/// Maximum number of steps of integrated gradients.
+/// Maximum number of steps for integrated gradients.
 const MOST_STEPS: usize = 1000;
 
 /// Saliency from gradients with respect to the token embeddings.
@@ -45,10 +45,10 @@ pub struct Saliency {
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METHOD", default_value = "integrated", value_parser = choices::<Method>()))]
     pub method: Method,
-    /// Steps of --method integrated
+    /// Number of steps for --method integrated
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Saliency::default().steps))]
     pub steps: usize,
-    /// Baseline token for --method integrated: a text of one token, or #ID
+    /// Baseline for --method integrated: text that encodes to a single token, or #ID
     /// [default: the configuration's bos_token_id]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub baseline: Option<TokenChoice>,
@@ -62,7 +62,7 @@ impl Default for Saliency {
 }
 
 impl Saliency {
-    /// Creates options for integrated gradients in 50 steps.
+    /// Creates options for integrated gradients with 50 steps.
     pub fn new(text: Text) -> Self {
         Self { text, ..Self::default() }
     }
@@ -82,7 +82,7 @@ impl Look for Saliency {
                 let steps = self.steps;
                 if !(1..=MOST_STEPS).contains(&steps) {
                     return Err(invalid_option(format!(
-                        "`steps`: expected from 1 to {MOST_STEPS}, found {steps}"
+                        "`steps`: expected a number from 1 to {MOST_STEPS}, found {steps}"
                     )));
                 }
                 let Some(baseline) = baseline.or_else(|| reader.config().start_token()) else {

@@ -121,7 +121,7 @@ impl Steer {
                 let (Some(vectors), 1) = (file.tensors.values().next(), file.tensors.len()) else {
                     let found = file.tensors.len();
                     return Err(invalid_option(format!(
-                        "{origin}: expected one tensor (n, width), found {found} tensors"
+                        "{origin}: expected one tensor of shape (n, width), found {found} tensors"
                     )));
                 };
                 Vectors::Given { vectors: rows(vectors, &origin)?, origin }

@@ -203,7 +203,7 @@ const MOST_PAIRS: usize = 1_000_000;
 
 /// Prompt pairs for a task with a known circuit, built from words in the model's vocabulary.
 ///
-/// The same seed gives the same pairs.
+/// The same seed produces the same pairs.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -271,7 +271,7 @@ impl TaskData {
     pub fn pairs(&self, reader: &Reader) -> Result<Vec<TextPair>> {
         if self.count > MOST_PAIRS {
             return Err(invalid_option(format!(
-                "`count`: expected up to {MOST_PAIRS}, found {}",
+                "`count`: expected at most {MOST_PAIRS} pairs, found {}",
                 self.count
             )));
         }
@@ -408,7 +408,7 @@ impl PairGenerator<'_> {
         (0..count)
             .map(|_| {
                 let (century, digits) = self.pick(&years).clone();
-                // Away from both ends of the century, some years are greater and some are not.
+                // Excludes the ends of the century, so that both greater and smaller years exist.
                 let places: Vec<usize> = (2..digits.len().saturating_sub(1)).collect();
                 let place = *self.pick(&places);
                 let of = |place: usize| format!("{:02}", digits[place]);

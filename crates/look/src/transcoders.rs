@@ -80,7 +80,7 @@ fn of_circuit_tracer(folder: &Path, config: &TranscodersConfig, model: &Gpt2Conf
         |layer: usize| files(layer).into_iter().map(|name| folder.join(name)).collect::<Vec<PathBuf>>();
     let (expected, most) = (model.n_layer, model.n_layer + 1);
     let found = (0..most).find(|layer| !paths(*layer)[0].exists()).unwrap_or(most);
-    // If the first layer's file is missing too, the error is that it cannot be read.
+    // If even the first layer's file is missing, reading it below reports a clearer error.
     if found != expected && found > 0 {
         let error = FileError::OtherDepth { expected, found };
         return Err(LookError::File { path: folder.to_owned(), error });

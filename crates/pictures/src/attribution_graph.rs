@@ -11,18 +11,18 @@ use crate::report::shortened;
 use crate::svg::{Align, Drawing, FONT, INK, MARGIN, document, hexadecimal, signed_color};
 use crate::{FeatureCard, PictureError, Report, Token, Width};
 
-/// Maximum number of points that are readable in a picture.
+/// Maximum number of points in a picture; more would be unreadable.
 const MAX_POINTS: usize = 3000;
 /// Maximum number of edges in a picture; the strongest are drawn.
 const MAX_LINES: usize = 400;
 /// Distance between two points in a cell.
 const STEP: f64 = 9.0;
 const RADIUS: f64 = 3.2;
-/// Width reserved for the names of rows.
+/// Width reserved for row names.
 const SIDE: f64 = 46.0;
 const LONGEST_TOKEN: usize = 12;
 
-/// An attribution graph to draw, with a [`Report`] for title, tokens and notes.
+/// An attribution graph to draw, with a [`Report`] that supplies the title, tokens and notes.
 ///
 /// ```
 /// use candle_gpt2_pictures::{AttributionGraph, GraphLine, GraphPoint, PointKind, Report, Token, Width, graph_page, graph_svg};
@@ -71,7 +71,7 @@ pub struct GraphPoint {
     pub share: f64,
     /// Activation of a feature.
     pub activation: Option<f64>,
-    /// Predicted and actual change of the prediction if a feature is set to 0.
+    /// Predicted and actual change in the prediction if a feature is set to 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zeroed: Option<[f64; 2]>,
     /// Tokens that a feature makes more probable, and texts in which it is active.

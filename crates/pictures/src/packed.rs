@@ -28,7 +28,7 @@ pub(crate) struct Pattern {
     strongest: usize,
     /// Description of the form's precision, shown on the page.
     about: String,
-    /// Packed pattern of each layer and head, heads fastest; `None` for heads without values.
+    /// Packed pattern of each layer and head, with the head varying fastest; `None` without values.
     heads: Vec<Option<String>>,
 }
 
@@ -67,8 +67,8 @@ pub(crate) fn pack(report: &Report) -> Option<Pattern> {
     };
     let about = match form {
         Form::U16 => "rounded to 0.002 %".into(),
-        Form::U8 => "rounded to 0.4 %".into(),
-        Form::Strongest => format!("the {STRONGEST} strongest sources of each token, rounded to 0.4 %"),
+        Form::U8 => "rounded to 0.4%".into(),
+        Form::Strongest => format!("the {STRONGEST} strongest sources of each token, rounded to 0.4%"),
     };
     let heads =
         heads.into_iter().map(|head| head.map(|head| STANDARD.encode(bytes(head, len, form)))).collect();

@@ -52,7 +52,7 @@ struct Data<'a> {
 /// assert!(!html.contains("https://"), "the page loads nothing");
 /// ```
 pub fn page(report: &Report) -> String {
-    // A graph that is too large for a picture is missing from the page, but the values are not.
+    // If the graph is too large to draw, the page shows the values without it.
     let picture = report.graph.as_ref().and_then(|_| svg(report, Width::TwoColumns).ok()).unwrap_or_default();
     // HTML recognizes inline SVG without a namespace.
     let picture = picture.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");

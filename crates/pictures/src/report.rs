@@ -45,10 +45,10 @@ pub struct Report {
     /// Metric of the analysis, before and after a change to the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<Metric>,
-    /// Warnings and conventions in plain words.
+    /// Warnings and conventions, in plain English.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// Color scale of the values.
+    /// Color scale for the values.
     pub scale: Scale,
     /// Graph, shown instead of the values in pictures and next to them in pages.
     ///
@@ -105,11 +105,11 @@ pub struct Axis {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
-    /// Name of the metric, such as a difference of two logits.
+    /// Name of the metric, such as a difference between two logits.
     pub name: String,
-    /// Value without the change.
+    /// Value before the change.
     pub before: f64,
-    /// Value with the change, if there is one.
+    /// Value after the change, if there is a change.
     pub after: Option<f64>,
 }
 
@@ -318,7 +318,7 @@ pub(crate) fn printable(text: &str) -> String {
     printable
 }
 
-/// Escapes text for use between tags of HTML and XML.
+/// Escapes text for use between HTML or XML tags.
 pub(crate) fn escaped(text: &str) -> String {
     let text = printable(text).replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
@@ -348,7 +348,9 @@ fn push_bytes(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// Formats a value with three digits; integers in full, very large or small ones with an exponent.
+/// Formats a value with at least three significant digits.
+///
+/// Integers below 100,000 are written in full, and very large or small values with an exponent.
 pub(crate) fn short(value: f32) -> String {
     let magnitude = value.abs();
     if magnitude < 1e5 && value.fract() == 0.0 {

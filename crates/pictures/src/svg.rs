@@ -416,7 +416,7 @@ fn draw_legend(drawing: &mut Drawing, name: &str, axis: &Axis, width: f64, mut h
     height + MARGIN
 }
 
-/// Number of panels in a row if the axes do not determine it.
+/// Number of panels per row, if the axes do not determine the layout.
 fn columns_of_panels(panels: usize) -> usize {
     (1..=panels).find(|columns| columns * columns >= panels).unwrap_or(1)
 }
@@ -663,7 +663,7 @@ fn draw_tokens(drawing: &mut Drawing, report: &Report, width: f64, mut y: f64) -
     y + LINE + 6.0
 }
 
-/// Running mean over a fiftieth of the values around an index; `None` if its value is missing.
+/// Running mean over a fiftieth of the values around an index; `None` if the index has no value.
 fn running_mean(values: &[Option<f32>], place: usize) -> Option<f32> {
     values[place]?;
     let reach = values.len() / 100;
@@ -758,7 +758,7 @@ fn tick_text(value: f32) -> String {
     }
 }
 
-/// Formats a length with at most two decimals.
+/// Formats a length with at most two decimal places.
 fn number(length: f64) -> String {
     let text = format!("{length:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

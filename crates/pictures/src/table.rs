@@ -175,7 +175,7 @@ fn strongest(report: &Report) -> Vec<String> {
     std::iter::once(heading).chain(lines).collect()
 }
 
-/// One line per head: mean attention to key 0, itself and the previous token, and strongest pair.
+/// One line per head: mean attention to key 0, itself and the previous token; strongest pair.
 fn heads(report: &Report) -> Vec<String> {
     let len = report.axes[2].labels.len();
     let queries = &report.axes[2].labels;

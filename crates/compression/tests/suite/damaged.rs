@@ -4,7 +4,7 @@ use candle_gpt2_compression::{CompressionError, Compressor};
 
 use crate::{TINY, compressed, decompressed};
 
-/// Returns an input and its compressed file with a coded stream.
+/// Returns an input and its compressed file, which contains a coded stream.
 fn file() -> (Vec<u8>, Vec<u8>) {
     let bytes = b"the citizen and the word of the citizen".repeat(3);
     let (file, summary) = compressed(&Compressor::new(&TINY, "tiny", None).unwrap(), &bytes);
@@ -59,7 +59,7 @@ fn newer_format_versions_are_reported() {
     };
     assert_eq!(
         message_with(4, 2),
-        "the file has format version 2, but this program reads version 1; use a newer version"
+        "the file has format version 2, but this program reads version 1; use a newer version of the program"
     );
     // The header's checksum covers the profile, so a changed profile is reported as damage.
     assert_eq!(message_with(5, 7), "the file is damaged: the checksum of its header does not match");
@@ -77,14 +77,14 @@ fn unknown_header_values_of_newer_programs_are_reported() {
         other[end..end + sum.len()].copy_from_slice(&sum);
         decompressed(&TINY, &other).unwrap_err().to_string()
     };
-    let advice = "use the version that compressed it";
+    let advice = "use the program version that compressed it";
     assert_eq!(
         message_with(5, 7),
         format!(
             "the file was compressed with arithmetic profile 7, but this program uses profile 1; {advice}"
         )
     );
-    // The names of the dtypes follow their lengths: `q8` and `f16`.
+    // Changes the last character of each dtype name, `q8` and `f16`.
     for (index, found) in
         [(8, "weights in q9 and a KV cache in f16"), (12, "weights in q8 and a KV cache in f19")]
     {

@@ -1,4 +1,4 @@
-//! Integration tests of the crate.
+//! Integration tests for the crate.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -1,4 +1,4 @@
-//! Accepts models that can restore a file and rejects all others.
+//! Tests that only models that can restore a file are accepted.
 
 use candle_gpt2_compression::{Compressed, CompressionError, Compressor};
 use candle_gpt2_engine::{ModelOptions, WeightDType};
@@ -52,11 +52,11 @@ fn other_models_are_rejected_with_the_expected_name() {
     assert_eq!(decompressed(&other, &file).unwrap_err().to_string(), expected);
 }
 
-/// Detects a canary from a machine with different arithmetic.
+/// Changes the canary to simulate a file from a machine with different arithmetic.
 #[test]
 fn arithmetic_mismatch_is_detected_by_the_canary() {
     let (mut file, _) = compressed(&Compressor::new(&TINY, "tiny", None).unwrap(), TEXT);
-    // The canary precedes the name. One byte of length and the header's checksum follow the name.
+    // The canary precedes the name. A one-byte length and the header's checksum follow the name.
     let name = file.windows(5).position(|bytes| bytes == b"\x04tiny").unwrap();
     assert!(TEXT.len() < 127);
     file[name - 1] ^= 1;
@@ -92,7 +92,7 @@ fn tokenizer_without_byte_tokens_is_rejected() {
     assert_eq!(Compressor::new(&model, "", None).err().unwrap().to_string(), expected);
 }
 
-/// A tokenizer that changes texts makes files larger but does not lose any bytes.
+/// A tokenizer that normalizes text makes files larger but loses no bytes.
 #[test]
 fn normalizing_tokenizer_round_trips_every_byte() {
     let tokenizer =

@@ -1,4 +1,4 @@
-//! Every input is restored, and its compressed size fits the model's predictions.
+//! Every input is restored, and its compressed size matches the model's predictions.
 
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_compression::Compressor;
@@ -8,7 +8,7 @@ use candle_gpt2_kernels::KvDType;
 
 use crate::{BUILT_IN, MODEL_CARD, README, TINY, compressed, decompressed, load};
 
-/// Overhead of a file: header with the name `tiny`, one group with one stream, and end marker.
+/// File overhead: a header with the name `tiny`, one group with one stream, and the end marker.
 const FORMAT_BYTES: usize = 64;
 /// Maximum length of the random inputs.
 const MAX_LENGTH: u64 = 5000;
@@ -99,16 +99,16 @@ fn long_inputs_round_trip_in_several_streams() {
     }
 }
 
-/// Text whose tokens get the same bits in both passes of a q8 model.
+/// Text to which compression and scoring with a q8 model assign the same token probabilities.
 ///
-/// In other texts, rounding makes the probabilities of a few tokens differ by 1e-4 of their values.
+/// In other texts, rounding changes the probabilities of a few tokens by a relative 1e-4.
 const SCORED: &str = include_str!("../scored.txt");
 
 /// A file exceeds the cross-entropy of the same windows by at most 2% plus the format's overhead.
 #[test]
 fn file_size_is_close_to_the_cross_entropy() {
     let text = SCORED;
-    // A score uses keys and values in full precision.
+    // Scoring uses keys and values in full precision.
     let model = load(&ModelOptions {
         dtype: Some(WeightDType::Q8),
         kv_dtype: Some(KvDType::F32),

@@ -58,11 +58,13 @@ impl Repository {
             let what = if is_broken { "dangling links" } else { "missing files" };
             return Some(format!("revision {revision} is incomplete ({what}); download it again"));
         }
-        // An unsafe record is not quoted in the message.
+        // The message names the recorded commit only if its text is safe.
         let commit = self.commit(revision).map(|commit| CacheKey::new(commit.trim()));
         if let Some(commit) = commit {
             let commit = commit.map_or(String::new(), |commit| format!(" {}", commit.as_str()));
-            return Some(format!("the snapshot{commit} of {revision} is missing; download it again"));
+            return Some(format!(
+                "the snapshot{commit} for revision {revision} is missing; download it again"
+            ));
         }
         let snapshots = fs::read_dir(self.path().join("snapshots")).into_iter().flatten().flatten();
         let snapshots: Vec<String> =
@@ -125,7 +127,7 @@ impl Repository {
         place(&self.blob(etag), &folder.join(name), |at| symlink(&relative, at))
     }
 
-    /// Creates folders below the repository's folder, rejecting any that are links.
+    /// Creates folders below the repository's folder; rejects folders that are links.
     fn folder<'a>(&'a self, below: impl IntoIterator<Item = &'a str>) -> io::Result<PathBuf> {
         fs::create_dir_all(&self.cache)?;
         let mut path = self.cache.clone();
@@ -180,7 +182,7 @@ impl Partial {
     }
 }
 
-/// Makes a blob available at a path of a snapshot, replacing a dangling link.
+/// Makes a blob available at a path in a snapshot, replacing a dangling link.
 ///
 /// Most Windows users cannot create symbolic links. In that case a hard link is created, or the blob is
 /// moved.
@@ -231,7 +233,7 @@ mod tests {
         let [blob, at, again] = ["blob", "at", "again"].map(|name| folder.path().join(name));
         fs::write(&blob, "contents").unwrap();
         place(&blob, &at, |_| Err(io::ErrorKind::PermissionDenied.into())).unwrap();
-        // Reported as created, but missing.
+        // The link is reported as created, but does not exist.
         place(&blob, &again, |_| Ok(())).unwrap();
         for path in [&at, &again] {
             assert_eq!(fs::read_to_string(path).unwrap(), "contents");

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::HubOptions;
 
-/// Weight files of a model, best first; an index has a prefix and suffix for its shards' names.
+/// Model weight files, best first; an index comes with the prefix and suffix of its shard names.
 pub(super) const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
     ("model.safetensors", None),
     ("model.safetensors.index.json", Some(("model-", ".safetensors"))),
@@ -54,14 +54,14 @@ pub struct CachedModel {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct CachedModels {
-    /// GPT-2 models by their configuration, sorted by name.
+    /// Models whose configuration identifies them as GPT-2, sorted by name.
     pub gpt2: Vec<CachedModel>,
     /// Number of other models, including those without a configuration.
     pub others: usize,
 }
 
 impl CachedModels {
-    /// Lists the models in the configured cache; empty if its folder does not exist.
+    /// Lists the models in the configured cache, or none if the cache folder does not exist.
     pub fn of(options: &HubOptions) -> Self {
         let mut models = Self::default();
         for folder in folders_in(&options.cache) {

@@ -15,7 +15,7 @@ use super::name::HubName;
 use super::options::{HubOptions, Network};
 use crate::{Progress, Reporter, Silent, Unit};
 
-/// Response of the Hub: status, headers and body.
+/// Response from the Hub: status, headers and body.
 pub type CannedAnswer = (u16, Vec<(String, Vec<u8>)>, Vec<u8>);
 
 /// Downloads a model from prepared responses, sent in order.

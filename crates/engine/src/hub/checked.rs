@@ -17,7 +17,7 @@ pub(super) struct CacheKey(String);
 #[cfg(feature = "hub")]
 impl CacheKey {
     /// Description of valid text, for error messages.
-    pub(super) const EXPECTED: &str = "1 to 128 of [0-9A-Za-z._-]";
+    pub(super) const EXPECTED: &str = "1 to 128 characters from [0-9A-Za-z._-]";
 
     /// Wraps the text, or returns `None` if it is unsafe in a path.
     pub(super) fn new(text: &str) -> Option<Self> {
@@ -36,7 +36,7 @@ impl CacheKey {
 pub(super) struct FilePath(String);
 
 impl FilePath {
-    /// Wraps the path; `None` if it is absolute, leaves its folder, or is unsafe on any system.
+    /// Wraps the path; `None` if it is absolute, escapes its folder, or is unsafe on any system.
     pub(super) fn new(text: &str) -> Option<Self> {
         let is_plain = |c: char| c.is_alphanumeric() || " !#$%&'()+,-.=@[]^_{}~/".contains(c);
         let is_safe = text.len() <= MAX_PATH_BYTES

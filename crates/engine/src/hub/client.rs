@@ -111,7 +111,7 @@ struct Sibling {
     rfilename: String,
 }
 
-/// Response after redirects.
+/// Final response after redirects.
 struct Answer<'a> {
     response: Response<'a>,
     /// Headers that describe a file.
@@ -137,7 +137,7 @@ impl<'a> Client<'a> {
         let endpoint = endpoint.ok_or_else(|| HubError::Other {
             model: name.to_string(),
             cause: format!(
-                "invalid address of the Hub: {}; expected an http or https URL",
+                "invalid Hub address: {}; expected an http or https URL",
                 quoted(&options.endpoint)
             ),
         })?;
@@ -184,7 +184,7 @@ impl<'a> Client<'a> {
         self.download_all(&commit, std::slice::from_ref(file))
     }
 
-    /// Fetches the list of files, or returns the folder of a complete cached snapshot as the inner `Err`.
+    /// Fetches the list of files; without a connection, returns a complete cached snapshot as `Err`.
     fn listing_or_cached(
         &self,
         is_complete: &dyn Fn(&Path) -> bool,
@@ -223,7 +223,7 @@ impl<'a> Client<'a> {
         for piece in answer.response.body {
             json.extend(piece.map_err(|failure| explain(failure, &model))?);
             if json.len() > MAX_LISTING_BYTES {
-                let cause = format!("the list of files has more than {MAX_LISTING_BYTES} bytes");
+                let cause = format!("the list of files is larger than {MAX_LISTING_BYTES} bytes");
                 return Err(HubError::InvalidResponse { model, cause });
             }
         }
@@ -265,7 +265,9 @@ impl<'a> Client<'a> {
             0..=MAX_SHARDS => Ok(wanted),
             many => Err(HubError::InvalidResponse {
                 model: model(),
-                cause: format!("the list of files has {many} shards; expected at most {MAX_SHARDS}"),
+                cause: format!(
+                    "the list of files contains {many} files to download; expected at most {MAX_SHARDS}"
+                ),
             }),
         }
     }
@@ -287,7 +289,7 @@ impl<'a> Client<'a> {
 
     /// Downloads a file into the cache, resuming an interrupted download.
     fn download(&self, file: &FilePath, commit: &CacheKey) -> Result<(), HubError> {
-        let model = format!("{} of {}", file.as_str(), self.name);
+        let model = format!("{} from {}", file.as_str(), self.name);
         let unwritable = |error: io::Error| self.unwritable(&error, model.clone());
         let first = self.get_file(file, 0, &model)?;
         let about = self.described(&first, commit, &model)?;
@@ -346,7 +348,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Requests the rest of a partial download, or the whole file if the server does not support ranges.
+    /// Requests the rest of a partial download; starts over if the server does not support ranges.
     fn resumed(
         &self,
         file: &FilePath,
@@ -492,7 +494,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Sleeps unless the job is interrupted.
+    /// Sleeps, and returns an error if the job is interrupted.
     fn pause(&self, duration: Duration, model: &str) -> Result<(), HubError> {
         let begin = Instant::now();
         while begin.elapsed() < duration {
@@ -569,8 +571,10 @@ fn shown(name: &str) -> String {
 }
 
 fn unsafe_name(model: String, name: &str) -> HubError {
-    let cause =
-        format!("siblings contains the unsafe file name {}; expected a plain relative path", quoted(name));
+    let cause = format!(
+        "the list of files (siblings) contains the unsafe name {}; expected a plain relative path",
+        quoted(name)
+    );
     HubError::InvalidResponse { model, cause }
 }
 

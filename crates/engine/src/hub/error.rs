@@ -68,7 +68,7 @@ pub enum HubError {
         model: String,
     },
     /// The repository does not contain an adapter.
-    #[error("{model} contains no LoRA adapter (looked for {looked_for}); choose another one")]
+    #[error("{model} contains no LoRA adapter (looked for {looked_for}); choose another repository")]
     NoAdapter {
         /// Name of the repository.
         model: String,

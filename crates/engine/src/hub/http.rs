@@ -48,7 +48,7 @@ pub(super) trait Web {
     fn get(&self, uri: &Uri, start: u64, token: Option<&SecretString>) -> Result<Response<'_>, Failure>;
 }
 
-/// Network transport; dropping it closes its connections, which ends their threads.
+/// Network transport; dropping it closes all connections and thereby ends the request threads.
 pub(super) struct Network<'a> {
     agent: Agent,
     timeout: Duration,
@@ -105,7 +105,7 @@ impl Web for Network<'_> {
     }
 }
 
-/// Progress event of a request.
+/// Event that the thread of a request sends.
 enum Event {
     Head(Box<response::Parts>),
     Piece(Vec<u8>),
@@ -129,7 +129,7 @@ fn exchange(request: RequestBuilder<WithoutBody>, events: &SyncSender<Event>) ->
     Ok(())
 }
 
-/// Pieces of a body as they arrive.
+/// Iterator over the pieces of a response body as they arrive.
 struct Body<'a> {
     received: Receiver<Event>,
     network: &'a Network<'a>,

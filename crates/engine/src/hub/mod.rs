@@ -1,4 +1,4 @@
-//! Models and dataset files from the Hugging Face Hub, cached together with Python's library.
+//! Models and dataset files from the Hugging Face Hub, in a cache shared with Python's library.
 //!
 //! Models are named `owner/name[@revision]`, and dataset files `owner/name[@revision]/path`.
 
@@ -86,7 +86,7 @@ pub struct DatasetFile {
 /// Resolves the name of a data file to a local path.
 ///
 /// A name that exists or can only be a path is returned unchanged. Otherwise `owner/name[@revision]/path`
-/// names a file of a dataset on the Hub, which is downloaded into the cache.
+/// names a file in a dataset on the Hub, which is downloaded into the cache.
 ///
 /// # Errors
 /// If the Hub has no such file, or the file is not available.
@@ -153,7 +153,7 @@ mod client {
         _: &HubOptions,
         _: &dyn Reporter,
     ) -> Result<PathBuf, HubError> {
-        Err(HubError::NotBuilt { model: format!("{} of {}", file.as_str(), dataset.id) })
+        Err(HubError::NotBuilt { model: format!("{} from {}", file.as_str(), dataset.id) })
     }
 }
 
@@ -189,7 +189,7 @@ mod tests {
             let notes = notes.0.into_inner().unwrap().join("\n");
             let expected = format!("the {kind} {name} is not a checkpoint; write ./{name} to use the {kind}");
             assert!(notes.contains(&expected), "{notes}");
-            // An explicit path stays a path.
+            // A path that begins with `./` is never treated as a name on the Hub.
             let path = format!("./{name}");
             let found = local_path(path.as_ref(), &HubOptions::default(), &Notes::default()).unwrap();
             assert_eq!(found, Path::new(&path));

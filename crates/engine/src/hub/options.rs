@@ -1,4 +1,4 @@
-//! Configuration of access to the Hub.
+//! Configuration for access to the Hub.
 
 #[cfg(feature = "hub")]
 use std::ffi::OsString;
@@ -21,7 +21,7 @@ pub enum Network {
     Offline,
 }
 
-/// Access to models on the Hub.
+/// Options for access to the Hub.
 ///
 /// By default there is neither a network nor a cache, so no model is found. Front ends set both, usually with
 /// [`HubOptions::from_environment`].

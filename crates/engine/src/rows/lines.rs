@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::{EngineError, Question, Vocabulary};
 
-/// A file of prompts in memory: one prompt per line, or one JSON object per line of a `.jsonl` file.
+/// An in-memory file with one prompt per line, or with one JSON object per line (`.jsonl`).
 ///
 /// ```
 /// use candle_gpt2_engine::RowFile;
@@ -25,7 +25,7 @@ use crate::{EngineError, Question, Vocabulary};
 #[derive(Debug, Clone)]
 pub struct RowFile {
     bytes: Vec<u8>,
-    /// Line number, from 1, and byte range of each line.
+    /// Line number, starting at 1, and byte range of each line.
     lines: Vec<(usize, Range<usize>)>,
     is_json: bool,
 }
@@ -34,7 +34,7 @@ impl RowFile {
     /// Splits the contents of the file `path` into lines.
     pub fn new(path: &Path, bytes: Vec<u8>) -> Self {
         let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
-        // Byte order mark that some editors write at the start of UTF-8 files.
+        // Skips the byte order mark that some editors write at the start of UTF-8 files.
         let start = if bytes.starts_with("\u{FEFF}".as_bytes()) { "\u{FEFF}".len() } else { 0 };
         let content = bytes[start..].strip_suffix(b"\n").unwrap_or(&bytes[start..]);
         let is_empty = content.is_empty();
@@ -139,7 +139,7 @@ impl RowFile {
 /// Returned by [`RowFile::sequences`].
 #[derive(Debug)]
 pub struct RowSequences {
-    /// Line number, from 1.
+    /// Line number, starting at 1.
     pub line: usize,
     /// Token sequences, or the reason why the line is invalid.
     ///
@@ -156,7 +156,7 @@ pub(super) struct Lines<'a, T> {
 
 /// A line of the file.
 pub(super) struct Line<T> {
-    /// Line number, from 1.
+    /// Line number, starting at 1.
     pub(super) number: usize,
     /// Parsed row; empty if the line is invalid.
     pub(super) row: Row,
@@ -222,7 +222,7 @@ impl<'a, T> Lines<'a, T> {
         self.file.len()
     }
 
-    /// Reads and tokenizes the line at an index, from 0.
+    /// Reads and tokenizes the line at an index, counted from 0.
     pub(super) fn line(&self, index: usize) -> Line<T> {
         let (number, read) = self.file.row(index);
         let (row, tokens) = match read {
@@ -244,7 +244,7 @@ impl Row {
         })?;
         let has_ids = other.contains_key("ids");
         let prompt = match other.remove("prompt") {
-            // Datasets of labeled texts use this key for the prompt.
+            // Labeled datasets store the prompt under `text`.
             None if !has_ids => other.remove("text"),
             prompt => prompt,
         };

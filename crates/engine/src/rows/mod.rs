@@ -25,7 +25,7 @@ use self::partial::Partial;
 pub use self::work::{PromptCompletions, ScoredText, TokenLogprob};
 use crate::{EngineError, Progress, Reporter, Unit};
 
-/// A file of rows and the destination of its results.
+/// A file of rows and the destination for its results.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, RowsJob, RowsOutput, Silent};
@@ -56,7 +56,7 @@ pub struct RowsJob<'a> {
     pub input: &'a Path,
     /// Contents of the input file.
     pub content: Vec<u8>,
-    /// Destination of the output lines.
+    /// Destination for the output lines.
     pub output: RowsOutput<'a>,
     /// Settings that must be the same when an interrupted job resumes.
     ///
@@ -64,13 +64,13 @@ pub struct RowsJob<'a> {
     pub settings: &'a Value,
     /// Name of the job for the progress display, such as `generating`.
     pub what: &'a str,
-    /// Formats the error of a row for the output.
+    /// Formats a row's error for the output.
     pub format_error: &'a dyn Fn(EngineError) -> String,
-    /// Receives the number of rows written.
+    /// Receives the progress, in rows written.
     pub reporter: &'a dyn Reporter,
 }
 
-/// Destination of the lines of a [`RowsJob`].
+/// Destination for the output lines of a [`RowsJob`].
 pub enum RowsOutput<'a> {
     /// Passes each line, without its line break, to a function.
     Lines(WriteLine<'a>),
@@ -93,7 +93,7 @@ pub type WriteLine<'a> = Box<dyn FnMut(&str) -> Result<(), Box<dyn Error + Send 
 /// Returned by [`RowsJob::run`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedRow {
-    /// Line number, from 1.
+    /// Line number, starting at 1.
     pub line: usize,
     /// Error message.
     pub error: String,
@@ -192,10 +192,10 @@ enum Pending<T> {
     },
 }
 
-/// Output line of a row.
+/// Output line for a row.
 #[derive(Serialize)]
 struct Report<'a, T, A> {
-    /// Line number, from 1.
+    /// Line number, starting at 1.
     line: usize,
     #[serde(flatten)]
     row: &'a Row,
@@ -204,7 +204,7 @@ struct Report<'a, T, A> {
     prompt_ids: Option<&'a T>,
     #[serde(flatten)]
     answer: Option<A>,
-    /// Reason why there is no answer.
+    /// Reason why the row has no result.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
 }
@@ -234,7 +234,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         self.next -= self.next % size;
     }
 
-    /// Reads the next line's row; an invalid line is answered with its error.
+    /// Reads the row on the next line; for an invalid line, stores the error as its result.
     fn read_line(&mut self) -> Result<Option<(usize, T)>, EngineError> {
         let index = self.next;
         self.next += 1;
@@ -243,7 +243,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         if index >= self.written {
             let pending = match &line.tokens {
                 Ok(_) => Pending::Open(line),
-                // Written together with later answers, because a rejected job must not write anything.
+                // Written with the next result, because a rejected job must not write anything.
                 Err(_) => answered(&line, None::<()>, None)?,
             };
             self.pending.insert(index, pending);
@@ -251,7 +251,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         Ok(row.ok().map(|row| (index, row)))
     }
 
-    /// Stores a row's answer and writes all lines that are ready.
+    /// Stores a row's result and writes all lines that are ready.
     fn answer(
         &mut self,
         index: usize,
@@ -286,7 +286,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
     }
 }
 
-/// Serializes a line with its answer or its error.
+/// Serializes a line with its result or its error.
 fn answered<T: Serialize>(
     line: &Line<T>,
     answer: Option<impl Serialize>,
@@ -306,7 +306,7 @@ fn is_of<T: Serialize>(written: &Value, line: &Line<T>) -> bool {
         Ok(tokens) => written["prompt_ids"] == json!(tokens),
         Err(error) => written["error"] == json!(error),
     };
-    // The tokens of a line include its choices.
+    // `prompt_ids` also covers the choices, so the choices need no separate comparison.
     same_outcome && written["line"] == line.number && written["prompt"] == json!(line.row.prompt)
 }
 

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::{EngineError, LineFile};
 
-/// Predicate that checks a line by its index, from 0.
+/// Predicate that checks whether a line matches the input row at an index, counted from 0.
 type IsOf<'a> = &'a mut dyn FnMut(usize, &Value) -> bool;
 
 /// Lines of an unfinished job.
@@ -26,7 +26,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Opens the partial file of `output`; `resume` keeps the lines of an interrupted job.
+    /// Opens the partial file for `output`; `resume` keeps the lines of an interrupted job.
     pub(super) fn open(
         output: &Path,
         resume: bool,
@@ -58,7 +58,10 @@ impl Partial {
         let mut count = 0;
         let half = self.file.for_each_line(|line| {
             let value: Value = serde_json::from_slice(line).map_err(|error| {
-                io::Error::other(format!("line {}: unknown content ({error}); remove the file", count + 1))
+                io::Error::other(format!(
+                    "line {}: unrecognized content ({error}); remove the file",
+                    count + 1
+                ))
             })?;
             if count == 0 {
                 check_settings(&value, settings)?;
@@ -72,7 +75,7 @@ impl Partial {
             Ok(())
         })?;
         if count == 0 && !serde_json::to_vec(settings)?.starts_with(&half.bytes) {
-            return Err(io::Error::other("line 1: unknown content; remove the file"));
+            return Err(io::Error::other("line 1: unrecognized content; remove the file"));
         }
         self.file.drop_half_line(&half)?;
         if count == 0 { self.file.append(settings) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! Bulk jobs without a model: tokens are the bytes of the prompt, and the answer is their count.
+//! Bulk jobs without a model: a row's tokens are its prompt's bytes, and its result is their count.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -158,7 +158,7 @@ fn output_order_does_not_depend_on_computation_order() {
 
 const CONTENT: &[u8] = b"a\n\xe9\nfails\nbb\n";
 
-/// An output cut at any byte can be resumed, and only the missing rows are computed.
+/// An output truncated at any byte can be resumed, and only the missing rows are computed.
 #[test]
 fn job_resumes_after_a_cut_at_any_byte() {
     let mut job = Fixture::new();
@@ -166,7 +166,7 @@ fn job_resumes_after_a_cut_at_any_byte() {
     let expected = fs::read_to_string(job.output()).unwrap();
     assert!(!job.partial().exists());
     let whole = format!("{}\n{expected}", job.settings);
-    // Cuts just before and after each line break, and at multiples of 11.
+    // Truncates just before and after each line break, and at multiples of 11.
     let is_tried = |cut: &usize| {
         cut.is_multiple_of(11) || whole[*cut..].starts_with('\n') || whole[..*cut].ends_with('\n')
     };
@@ -199,9 +199,9 @@ fn foreign_partial_files_are_rejected_and_unchanged() {
     let settings = job.settings.clone();
     let [first, ..] = output.lines().collect::<Vec<_>>()[..] else { panic!("four lines") };
     for (content, expected) in [
-        ("my notes\n".to_owned(), "made.partial: line 1: unknown content"),
-        ("notes without an end".into(), "line 1: unknown content"),
-        (format!("{settings}\nnotes\n"), "line 2: unknown content"),
+        ("my notes\n".to_owned(), "made.partial: line 1: unrecognized content"),
+        ("notes without an end".into(), "line 1: unrecognized content"),
+        (format!("{settings}\nnotes\n"), "line 2: unrecognized content"),
         (format!("{settings}\n{}", output.replace("\"a\"", "\"c\"")), "line 2 is for a different prompt"),
         (format!("{settings}\n{}", output.replace("[97]", "[98]")), "line 2 is for a different prompt"),
         (format!("{settings}\n{}", output.replace("not valid", "valid")), "line 3 is for a different prompt"),
@@ -235,7 +235,7 @@ fn output_is_locked_against_other_processes() {
     let mut job = Fixture::new();
     let other = fs::File::create(job.partial()).unwrap();
     other.lock().unwrap();
-    job.assert_rejected(CONTENT, "made.partial: another process is writing to it");
+    job.assert_rejected(CONTENT, "made.partial: another process is writing to this file");
     drop(other);
     fs::write(job.folder.path().join("made.complete"), "mine").unwrap();
     job.resume(CONTENT).unwrap();

@@ -64,7 +64,7 @@ impl Rows<'_, Question> {
                     let mut answers = indices.into_iter().zip(classified);
                     answers.try_for_each(|(index, answer)| self.answer(index, Ok(answer)))?;
                 }
-                // Classifies the rows one by one to find the ones at fault.
+                // Classifies the rows one by one to find those that fail.
                 Err(_) => {
                     for (index, question) in indices.into_iter().zip(&questions) {
                         let classified = of_row(classifier.classify(slice::from_ref(question)))?;
@@ -108,7 +108,7 @@ impl Job for Continued<'_, '_> {
         prompt: usize,
         texts: Result<Vec<Completion>, GenerationError>,
     ) -> Result<(), EngineError> {
-        // A partial completion is not an answer; a resumed job generates it again.
+        // A partial completion is not a result; a resumed job generates it again.
         let is_whole = |text: &Completion| text.stop_reason != StopReason::Interrupted;
         if texts.as_ref().is_ok_and(|texts| !texts.iter().all(is_whole)) {
             return Err(EngineError::Interrupted);
@@ -121,7 +121,7 @@ impl Job for Continued<'_, '_> {
     }
 }
 
-/// Completions of a prompt as JSON: the fields of a single one, or a list `sequences` of several.
+/// Completions for a prompt as JSON: the fields of a single completion, or a list `sequences`.
 ///
 /// [`Rows::generate`] writes them for each row of a [`RowsJob`](crate::RowsJob).
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -148,7 +148,7 @@ impl From<Vec<Completion>> for PromptCompletions {
     }
 }
 
-/// Log-probabilities and loss of a text, in natural logarithms.
+/// Log-probabilities and loss for a text, in natural logarithms.
 ///
 /// [`Rows::score`] writes them for each row of a [`RowsJob`](crate::RowsJob).
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -1,4 +1,4 @@
-//! Helpers for several test files of this crate.
+//! Helpers shared by this crate's test files.
 
 use std::collections::HashMap;
 

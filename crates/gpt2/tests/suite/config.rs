@@ -223,7 +223,7 @@ fn labels_are_parsed_from_any_of_their_keys() {
     assert_eq!(labels(json!({"label2id": by_name})).unwrap(), twelve);
     assert_eq!(labels(json!({"label2id": {"yes": "1", "no": "0"}})).unwrap(), ["no", "yes"]);
     assert_eq!(labels(json!({"id2label": by_id, "label2id": by_name, "num_labels": 12})).unwrap(), twelve);
-    // The file that transformers writes if only the names were set.
+    // transformers writes such a file if only `id2label` was set.
     let stale =
         json!({"id2label": {"0": "no", "1": "yes"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}});
     assert_eq!(labels(stale).unwrap(), ["no", "yes"]);
@@ -270,7 +270,7 @@ fn transformers_class_names_select_the_head() {
         let found = message(read(json!({"architectures": wrong})));
         assert!(found.starts_with("`architectures`: expected a list of class names"), "{found}");
     }
-    // A caller that knows the tensors overrides a file that names no class.
+    // A caller that knows the tensors supplies the head for a file that names no class.
     let text = base().to_string();
     let config = Gpt2Config::from_json_with_head(&text, HeadKind::SequenceClassification).unwrap();
     assert_eq!((config.head, config.num_labels()), (HeadKind::SequenceClassification, 2));
@@ -324,7 +324,7 @@ fn one_label_is_regression_and_several_are_classification() {
     assert_eq!(problem(2), ProblemType::SingleLabelClassification);
 }
 
-/// Values of transformers' `num_parameters()` for these sizes, counted by hand from its modules.
+/// Expected counts are transformers' `num_parameters()`, counted by hand from its modules.
 #[test]
 fn parameter_counts_include_heads_and_cross_attention() {
     let counts = |keys: Value| ParameterCounts::new(&read(keys).unwrap());
@@ -438,7 +438,7 @@ fn config_built_in_code_is_validated() {
     ] {
         let found = config.check().unwrap_err().to_string();
         assert!(found.starts_with(expected), "{found}");
-        // Derived values still do not panic.
+        // Computing derived values must not panic either.
         let _ = (config.head_dim(), config.attention_scale(0), config.inner_width());
         let _ = ParameterCounts::new(&config);
     }
@@ -449,7 +449,7 @@ fn config_built_in_code_is_validated() {
     assert_eq!(endless.inner_width(), usize::MAX);
 }
 
-/// Every size is in range. The blocks have 3 · 2^56 parameters, which exceeds 32 bits but not 64.
+/// Every size is in range, but the 3 · 2^56 parameters of the blocks exceed 32 bits (not 64).
 #[test]
 fn model_larger_than_the_address_space_is_rejected() {
     let sizes = json!({"n_embd": 1 << 22, "n_head": 1, "n_layer": 1 << 10, "vocab_size": 1 << 26});

@@ -1,4 +1,4 @@
-//! Heads and cross-attention compared with transformers: logits, and the gradient of every parameter.
+//! Heads and cross-attention compared with transformers: logits, and gradients of all parameters.
 //!
 //! `scripts/reference/gradients.py` writes the fixtures. The sizes of all cases differ.
 
@@ -89,7 +89,7 @@ impl Case {
         }
     }
 
-    /// Computes the logits of the IDs with attention to `states`.
+    /// Computes the logits for the IDs, with cross-attention to `states`.
     fn cross_attention_logits(&self, states: &Tensor, pass: Pass) -> Result<Vec<(&'static str, Tensor)>> {
         let model = Gpt2LMHeadModel::load(&self.config, self.source())?;
         let ids = self.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(model.device())?;
@@ -209,10 +209,13 @@ fn forward_choices_equals_the_choices_of_forward() -> Result<()> {
         found.unwrap_err().to_string()
     };
     let beyond = error_message(&[0, 6, 1]);
-    assert!(beyond.contains("summary: expected a token from 0 to 5, found token 6 of row 1"), "{beyond}");
+    assert!(
+        beyond.contains("summary tokens: expected a token index from 0 to 5, found index 6 in row 1"),
+        "{beyond}"
+    );
     let too_few = error_message(&[0, 1]);
     assert!(
-        too_few.contains("summary: expected one token for each of 3 rows, found tokens [0, 1]"),
+        too_few.contains("summary tokens: expected one token index for each of 3 rows, found indices [0, 1]"),
         "{too_few}"
     );
     Ok(())
@@ -246,7 +249,7 @@ fn head_loads_only_from_its_own_kind_of_config() -> Result<()> {
     Ok(())
 }
 
-/// Each dropout rate of the heads takes effect, in training only.
+/// Each of the heads' dropout rates takes effect, but only in training.
 #[test]
 fn head_dropout_acts_in_training_only() -> Result<()> {
     let still = |name| -> Result<(Case, Vec<f64>)> {
@@ -272,7 +275,7 @@ fn head_dropout_acts_in_training_only() -> Result<()> {
         assert_eq!(run(&mut Pass::inference())?, without, "{name}");
         assert_ne!(trained(1)?, without, "{name}");
         assert_eq!(trained(1)?, trained(1)?, "{name}");
-        // Two masks of a few values may be equal, but not all of seven.
+        // Two dropout masks over a few values may be equal, but seven are not all equal.
         let others = (2..9).map(trained).collect::<Result<Vec<_>>>()?;
         assert!(others.iter().any(|other| *other != others[0]), "{name}");
     }
@@ -328,7 +331,7 @@ fn gradients_with_cross_attention_equal_transformers() -> Result<()> {
     Ok(())
 }
 
-/// Covers a cache in chunks of any size, batches, and packed rows of different lengths.
+/// Covers batches, cached chunks of different sizes, and packed rows of different lengths.
 #[test]
 fn encoder_states_are_attended_in_every_kind_of_pass() -> Result<()> {
     let case = Case::open("cross_shared", dtype(), &device())?;
@@ -343,7 +346,7 @@ fn encoder_states_are_attended_in_every_kind_of_pass() -> Result<()> {
     };
     let batch = every(&model, &mut Pass::inference())?;
     assert_parity(&batch, &expected, LOGITS, "a batch");
-    // In half precision with such unscaled scores, the rounding errors of both variants would add up.
+    // Later variants are compared with this batch, because unscaled scores amplify half-precision rounding.
     let batch = batch.to_device(&Device::Cpu)?;
     let stateless = every(&without, &mut Pass::inference())?;
     assert_parity(
@@ -369,7 +372,7 @@ fn encoder_states_are_attended_in_every_kind_of_pass() -> Result<()> {
     let of_rows = [batch.get(0)?, batch.get(1)?.narrow(0, 0, 2)?, batch.get(2)?];
     assert_parity(&found, &Tensor::cat(&of_rows, 0)?, LOGITS, "rows of any lengths");
 
-    // A pass with its own states attends only to those, even if each row of the batch has a separate set.
+    // A pass's own states replace the model's, even if each row of the batch has separate states.
     let zeros = states.zeros_like()?;
     let of_pass = every(&without, &mut Pass::inference().attending_to(zeros.clone()))?;
     let replaced = every(&model, &mut Pass::inference().attending_to(zeros))?;

@@ -14,7 +14,7 @@ use candle_nn::VarBuilder;
 
 use crate::common;
 
-/// Tolerance for the same f32 arithmetic in another summation order, on logits of magnitude 10.
+/// Tolerance for f32 arithmetic in a different summation order, on logits of magnitude 10.
 const SAME: f64 = 2e-5;
 
 fn model() -> Result<Gpt2LMHeadModel> {
@@ -108,7 +108,7 @@ fn batch_rows_equal_the_rows_alone() -> Result<()> {
     Ok(())
 }
 
-/// Rows of different lengths need no padding, because each row's own length determines its positions.
+/// Rows of different lengths need no padding, because each row's length determines its positions.
 ///
 /// Sources: huggingface/transformers#3021 and #7552.
 #[test]
@@ -200,7 +200,7 @@ fn moved_rows_do_not_affect_other_rows() -> Result<()> {
         Ok::<_, candle_core::Error>(())
     };
     expect(&mut batch, &mut texts, &[7, 8, 9], "in one batch")?;
-    // The first row leaves. A new row with a different capacity takes a slot that is not next to the others.
+    // The first row is removed. A new row with a different capacity gets a slot apart from the other rows'.
     let first = batch.take(0)?;
     let first_text = texts.remove(0);
     assert_eq!((first.lengths(), batch.lengths()), (&[4][..], &[4, 4][..]));
@@ -212,7 +212,7 @@ fn moved_rows_do_not_affect_other_rows() -> Result<()> {
     batch.insert(3, first)?;
     texts.push(first_text);
     expect(&mut batch, &mut texts, &[12, 13, 14, 15], "with a new row and the first one again")?;
-    // Two copies of one source, one of them in the slot of an omitted row; then a third one in a new slot.
+    // Copies one source twice, once to the slot of an omitted row, and later three times, once to a new slot.
     for (sources, tokens) in [
         (vec![3, 1, 3], vec![20, 21, 22]),
         (vec![0, 2, 1], vec![23, 24, 25]),
@@ -240,7 +240,7 @@ fn moved_rows_do_not_affect_other_rows() -> Result<()> {
 /// Copies and forks of an f16 cache match those of an f32 cache up to rounding.
 #[test]
 fn f16_cache_matches_f32_up_to_rounding() -> Result<()> {
-    /// Tolerance; keys and values round to a relative 2^-12, and logits of unit size show a fifth of that.
+    /// Tolerance for logits of unit size if keys and values are rounded to a relative 2^-12.
     const ROUNDED: f64 = 2e-3;
     let logits = |kv_dtype: DType| -> Result<Vec<Tensor>> {
         let model = model()?.with_kv_dtype(kv_dtype);
@@ -263,7 +263,7 @@ fn f16_cache_matches_f32_up_to_rounding() -> Result<()> {
     Ok(())
 }
 
-/// A step at positions in memory matches a normal step, but leaves the cache's lengths unchanged.
+/// A step whose positions are a tensor matches a normal step, but keeps the cache's lengths.
 #[test]
 fn step_with_a_position_tensor_equals_a_normal_step() -> Result<()> {
     if device().is_cpu() && dtype() != DType::F32 {
@@ -303,7 +303,7 @@ fn recorded(model: Gpt2LMHeadModel) -> Gpt2LMHeadModel {
     unsafe { model.with_recorded_steps() }
 }
 
-/// Covers all states of a cache: its steps are replayed on a GPU, computed elsewhere, equal everywhere.
+/// Covers all states of a cache, whose steps a GPU replays and other devices compute as usual.
 #[test]
 fn recorded_steps_equal_unrecorded_steps() -> Result<()> {
     let (plain, recorder) = (model()?, recorded(model()?));
@@ -321,7 +321,7 @@ fn recorded_steps_equal_unrecorded_steps() -> Result<()> {
         both(&mut expected, &mut found, &[&[token], &[token + 1]])?;
     }
     assert_eq!(is_recorded(&found), device().is_cuda(), "from the fourth step on");
-    // Rows with lengths that differ from the recorded step's, and a prompt between replays.
+    // Tests row lengths that differ from the recorded step's, and a prompt between replays.
     for cache in [&mut expected, &mut found] {
         cache.truncate(0, 2)?;
         cache.truncate(1, 4)?;
@@ -340,7 +340,7 @@ fn recorded_steps_equal_unrecorded_steps() -> Result<()> {
     for (index, (found, expected)) in kept.iter().enumerate() {
         assert_parity(found, expected, SAME, &format!("pass {index}"));
     }
-    // A full cache: rejected as without recordings, and unchanged.
+    // A full cache rejects the step with the same error as without recordings, and stays unchanged.
     let message = |model: &Gpt2LMHeadModel, cache: &mut Gpt2Cache| {
         let error = step(model, &ids(&[&[1], &[1]]), cache).unwrap_err().to_string();
         assert_eq!(cache.lengths(), [10, 12]);
@@ -350,7 +350,7 @@ fn recorded_steps_equal_unrecorded_steps() -> Result<()> {
     Ok(())
 }
 
-/// Steps of several tokens, partly truncated as with drafts; each size has its own recording.
+/// Covers steps of several tokens, partly truncated as with drafts, with one recording per size.
 #[test]
 fn recorded_multi_token_steps_equal_unrecorded_steps() -> Result<()> {
     const ALL: [u32; 3] = [30, 31, 32];
@@ -365,7 +365,7 @@ fn recorded_multi_token_steps_equal_unrecorded_steps() -> Result<()> {
                     let logits = step(model, &ids(&rows), cache)?;
                     let lengths = cache.lengths().to_vec();
                     assert_eq!(lengths.len(), 2);
-                    // Keeps all but one token of the first row, within the capacity, and none of the second.
+                    // Drops at least one token of the first row and all new tokens of the second.
                     cache.truncate(0, (lengths[0] - 1).min(8 - round as usize % 3))?;
                     cache.truncate(1, lengths[1] - tokens)?;
                     Ok(logits)
@@ -380,7 +380,7 @@ fn recorded_multi_token_steps_equal_unrecorded_steps() -> Result<()> {
         [0, 4, 9].iter().all(|tokens| found.recording(*tokens).is_none()),
         "no steps of these sizes were computed"
     );
-    // An invalid ID changes nothing.
+    // An invalid ID leaves the cache unchanged.
     let [unknown, known] = [ids(&[&[79, 1], &[1, 2]]), ids(&[&[78, 1], &[1, 2]])];
     assert!(step(&recorder, &unknown, &mut found).is_err());
     assert_eq!((recorded(&found), found.lengths()), ([device().is_cuda(); 3], expected.lengths()));
@@ -414,15 +414,15 @@ fn recording_belongs_to_one_model() -> Result<()> {
     for (index, (found, expected)) in found.iter().zip(&run(models()?)?.0).enumerate() {
         assert_parity(found, expected, SAME, &format!("step {index}"));
     }
-    // Each change of the model prepares a new recording.
+    // Each switch to the other model prepares a new recording.
     let steps: Vec<usize> = (0..STEPS.len()).filter(|step| recorded[*step]).collect();
     assert_eq!(steps, if device().is_cuda() { vec![3, 4, 6, 7, 9, 10] } else { Vec::new() });
     Ok(())
 }
 
-/// A cache with a different dtype than the activations reports that it has no recorded steps.
+/// A cache whose dtype differs from the activations' reports that its steps cannot be recorded.
 ///
-/// The steps are computed without them.
+/// The steps are then computed as usual.
 #[test]
 fn unrecordable_steps_are_computed() -> Result<()> {
     let kv_dtype = if dtype() == DType::F16 { DType::F32 } else { DType::F16 };
@@ -451,7 +451,7 @@ fn invalid_lengths_and_ids_are_rejected() -> Result<()> {
     let model = model()?;
     let too_long = all_logits(&model, &ids(&[&[0; 17]])).unwrap_err().to_string();
     assert!(too_long.contains("17 new tokens exceed the context length of 16 tokens"), "{too_long}");
-    // On the CPU, because a GPU cannot allocate zero bytes.
+    // Uses the CPU, because a GPU cannot allocate zero bytes.
     let none = Tensor::zeros((1, 0), DType::U32, &Device::Cpu)?;
     assert!(all_logits(&model, &none).unwrap_err().to_string().contains("at least one token"));
     assert!(all_logits(&model, &ids(&[&[79]])).is_err(), "an id outside the vocabulary");
@@ -616,7 +616,7 @@ fn component_counts_of_the_124m_model_are_correct() {
     assert_eq!(Gpt2Config::gpt2().kv_bytes_per_token(KvDType::F32), 73_728);
 }
 
-/// All published counts of each size, taken from the literature and not computed by this project.
+/// Published counts for each size, taken from the literature rather than computed by this project.
 #[test]
 fn ledger_contains_every_published_count() {
     for (preset, paper, counts) in [

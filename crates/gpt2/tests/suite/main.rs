@@ -1,4 +1,4 @@
-//! Tests of the public API, one module per subject.
+//! Tests for the public API, with one module per subject.
 //!
 //! They are one program, because linking takes longer than compiling.
 

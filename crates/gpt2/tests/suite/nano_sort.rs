@@ -132,7 +132,7 @@ fn model_sorts_nearly_all_inputs() -> Result<()> {
         expected.sort_unstable();
         sorted_correctly += usize::from(output == expected);
     }
-    // A trained network, not an algorithm: it sorts nearly all of the 729 inputs, but not necessarily all.
+    // The model is a trained network, not an algorithm, so it need not sort all of the 729 inputs.
     assert!(sorted_correctly * 100 >= inputs.len() * 98, "{sorted_correctly} of {} sorted", inputs.len());
     Ok(())
 }

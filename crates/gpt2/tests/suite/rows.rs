@@ -13,7 +13,7 @@ use candle_gpt2_kernels::composed;
 use candle_gpt2_testing::{assert_parity, device, dtype, pattern, values, worst};
 use candle_nn::VarBuilder;
 
-/// Tolerance for the same f32 arithmetic in another summation order, on hidden states of magnitude 3.
+/// Tolerance for f32 arithmetic in a different summation order, on hidden states of magnitude 3.
 const SAME: f64 = 1e-5;
 
 const ROWS: [&[u32]; 4] = [&[5, 9, 1, 3, 11, 12, 0], &[2], &[7, 7, 4], &[12, 0, 3, 8, 8]];
@@ -83,7 +83,7 @@ fn packed_rows_equal_the_rows_alone() -> Result<()> {
     let alone = one_by_one(&model, &mut Pass::inference())?;
     assert_parity(&together, &alone.to_device(&Device::Cpu)?, SAME, "with kernels");
     let observed = {
-        // An observer of the attention weights sees the weights of all pairs.
+        // An observer receives the attention weights of all token pairs, even across rows.
         let mut weights = Weights(Vec::new());
         let together = model.forward_rows(&ROWS, &mut Pass::inference().observed_by(&mut weights))?;
         assert_eq!(weights.0.len(), 3);
@@ -112,7 +112,7 @@ impl Observer for Weights {
     }
 }
 
-/// In f64, different summation orders agree to rounding, so interference between rows would show.
+/// In f64, summation orders differ only by rounding, so interference between rows would be visible.
 #[test]
 fn packed_gradients_equal_the_gradients_of_rows_alone() -> Result<()> {
     let config = config();
@@ -137,7 +137,7 @@ fn packed_gradients_equal_the_gradients_of_rows_alone() -> Result<()> {
             ("composed", composed(|| of(&together, false))?),
         ];
         for (variant, (found_loss, found)) in variants {
-            // candle's derivative of GELU is exact to seven digits.
+            // candle's derivative of GELU is accurate to seven digits.
             let tolerance = if variant == "composed" { f64::max(tolerance, 1e-7) } else { tolerance };
             assert!(
                 (found_loss - loss).abs() <= tolerance * loss.abs().max(1.0),
@@ -178,7 +178,7 @@ fn invalid_rows_are_rejected() -> Result<()> {
         &mut Pass::inference().of_rows(Arc::new([2, 2])),
     );
     let other_text = other_text.expect_err("another length").to_string();
-    assert!(other_text.contains("one sequence of 4 tokens, found shape (1, 3)"), "{other_text}");
+    assert!(other_text.contains("expected token IDs of shape (1, 4), found shape (1, 3)"), "{other_text}");
     let mut cache = Gpt2Cache::new(&config(), 1, 7, dtype(), &device())?;
     let ids = Tensor::new(&[[1u32, 2, 3]], &device())?;
     let mut pass = Pass::inference().of_rows(Arc::new([1, 2]));
@@ -193,7 +193,7 @@ fn invalid_rows_are_rejected() -> Result<()> {
     Ok(())
 }
 
-/// Rows that continue a cache by different numbers of tokens match separate runs, as do their caches.
+/// Rows that extend a cache by different numbers of tokens match separate runs, as do the caches.
 ///
 /// On a CPU they match bit for bit.
 #[test]
@@ -213,7 +213,7 @@ fn packed_rows_with_a_cache_equal_the_rows_alone() -> Result<()> {
         let (mut lengths, mut new) = (Vec::<usize>::new(), Vec::<u32>::new());
         let (mut expected, mut after) = (Vec::new(), Vec::<(u32, Gpt2Cache)>::new());
         for (row, (ids, count)) in ROWS.iter().zip(counts).enumerate() {
-            // Cached tokens, then the new tokens, then one more.
+            // Each row has cached tokens, then new tokens, then one more token.
             let ids: Vec<u32> = ids.iter().copied().chain([1, 4, 2, 9, 3, 6, 0]).take(7).collect();
             let prefix = [2, 1, 3, 2][row];
             let mut own = Gpt2Cache::new(&config, 1, 7, DType::F32, &device)?;
@@ -247,7 +247,7 @@ fn packed_rows_with_a_cache_equal_the_rows_alone() -> Result<()> {
     Ok(())
 }
 
-/// Compares bit for bit on a CPU, and up to the summation order elsewhere.
+/// Compares bit for bit on a CPU, and within a tolerance elsewhere.
 fn same(found: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
     if !found.device().is_cpu() {
         assert_parity(found, expected, SAME, what);

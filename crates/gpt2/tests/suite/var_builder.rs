@@ -1,4 +1,4 @@
-//! The model as a candle user sees it: published files, an empty `VarMap`, `AdamW` and `Sequential`.
+//! The model from a candle user's perspective: published files, `VarMap`, `AdamW` and `Sequential`.
 
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ fn memory_mapped_file_matches_transformers() -> Result<()> {
     Ok(())
 }
 
-/// The format of OpenAI's own repository: no prefix, attention masks as buffers, and a repeated head.
+/// Uses OpenAI's original format: no prefix, attention masks as buffers, and a repeated head.
 #[test]
 fn unprefixed_file_with_buffers_loads_the_same_model() -> Result<()> {
     let fixture = Fixture::open("gpt2/gelu_new");
@@ -69,7 +69,7 @@ fn unprefixed_file_with_buffers_loads_the_same_model() -> Result<()> {
     Ok(())
 }
 
-/// `attn.c_proj` is square, so only its values show its orientation. The others have the wrong shape.
+/// `attn.c_proj` is square, so its shape does not reveal its orientation; the other shapes do.
 #[test]
 fn transposed_matrices_are_rejected_by_name() -> Result<()> {
     let fixture = Fixture::open("gpt2/gelu_new");
@@ -89,7 +89,7 @@ fn assert_same(found: &Tensor, expected: &Tensor, what: &str) {
     assert_eq!(values(found), values(expected), "{what}");
 }
 
-/// Returns the mean and the standard deviation.
+/// Returns a tensor's mean and standard deviation.
 fn spread(tensor: &Tensor) -> (f64, f64) {
     let values = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
     let count = values.len() as f64;
@@ -114,7 +114,7 @@ fn empty_var_map_is_initialized_like_gpt2() -> Result<()> {
             name if name.ends_with("c_proj.weight") => (0.0, 0.02 / 4f64.sqrt()),
             _ => (0.0, 0.02),
         };
-        // Each tensor has thousands of samples. The tolerances are 4 standard errors of the smallest one.
+        // Each tensor has thousands of samples. The tolerances are 4 standard errors for the smallest tensor.
         assert!((mean - expected.0).abs() < 0.0015, "{name}: mean {mean}");
         assert!((deviation - expected.1).abs() < 0.001, "{name}: deviation {deviation}");
     }
@@ -168,7 +168,7 @@ fn empty_var_map_has_the_names_of_published_files() -> Result<()> {
     Ok(())
 }
 
-/// A published file also loads below its prefix.
+/// A published file also loads from a `VarBuilder` that is already below its prefix.
 #[test]
 fn untied_file_loads_below_its_prefix() -> Result<()> {
     let fixture = Fixture::open("gpt2/untied");
@@ -220,7 +220,7 @@ fn cached_pass_of_a_trainable_model_is_a_constant() -> Result<()> {
     Ok(())
 }
 
-/// A classifier's parameter list has no output head, but the class that is loaded has one.
+/// `Gpt2LMHeadModel` loads an output head even if the configuration belongs to a classifier.
 #[test]
 fn untied_output_head_loads_with_any_configured_head() -> Result<()> {
     let id2label = ["ham", "spam"].map(str::to_owned).to_vec();
@@ -273,7 +273,7 @@ fn layers_compose_in_a_sequential() -> Result<()> {
     for (name, variable) in variables.data().lock().unwrap().iter() {
         assert!(gradients.get(variable).is_some(), "{name} has no gradient");
     }
-    // Attention as a module has no mask. `forward_masked` applies its own mask.
+    // `Module::forward` applies no attention mask; `forward_masked` applies the given mask.
     let all = causal.forward_masked(&x, &AttentionMask::Bidirectional)?;
     assert_same(&x.apply(&attention())?, &all, "no mask");
     let masked = candle_nn::seq().add_fn(move |x| causal.forward_masked(x, &AttentionMask::Causal));
@@ -282,7 +282,7 @@ fn layers_compose_in_a_sequential() -> Result<()> {
     Ok(())
 }
 
-/// Modules compute the same as the model.
+/// The `Module` implementations return the same results as the model's methods.
 #[test]
 fn model_implements_module() -> Result<()> {
     let fixture = Fixture::open("gpt2/gelu_new");

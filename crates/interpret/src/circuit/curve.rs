@@ -30,7 +30,7 @@ pub struct CurvePoint {
     pub faithfulness: f32,
 }
 
-/// Faithfulness of circuits of several sizes.
+/// Faithfulness of circuits at several sizes.
 ///
 /// ```
 /// use candle_gpt2_interpret::{CurvePoint, EDGE_SHARES, FaithfulnessCurve};
@@ -87,7 +87,7 @@ impl CircuitTask<'_> {
         let values = self.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
         let (model, empty) = (values[0], values[1]);
         let (range, largest) = ((model - empty).abs(), model.abs().max(empty.abs()));
-        // The comparison is false for NaN, which counts as no difference.
+        // The comparison is false if the range is NaN, so a NaN range is reported as no difference.
         match range > ROUNDING * largest.max(1.0) {
             true => Ok((model, empty)),
             false => Err(InterpretError::NoDifference { value: model.to_string() }),

@@ -26,7 +26,7 @@ pub enum EdgeSource {
     Input,
     /// An attention head.
     Head(Head),
-    /// The MLP of this layer.
+    /// The MLP of the layer with this index.
     Mlp(usize),
 }
 
@@ -49,13 +49,13 @@ impl Display for EdgeSource {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EdgeDestination {
-    /// Queries of a head, before the block's first norm.
+    /// Query input of a head, before the block's first norm.
     Query(Head),
-    /// Keys of a head.
+    /// Key input of a head.
     Key(Head),
-    /// Values of a head.
+    /// Value input of a head.
     Value(Head),
-    /// The MLP of this layer, before the block's second norm.
+    /// Input of the MLP in the layer with this index, before the block's second norm.
     Mlp(usize),
     /// End of the residual stream, before the final norm.
     Logits,
@@ -91,13 +91,13 @@ impl Display for EdgeDestination {
 
 /// Token spans at the two ends of an edge, counted from 0.
 ///
-/// Only keys and values cross between spans: they are read at the source's position and used by the query at
-/// the destination's. [`EdgeGraph::in_spans`] takes the pairs with crossing edges.
+/// Only keys and values cross between spans: they are computed at the source's position and used by a query
+/// at the destination's position. [`EdgeGraph::in_spans`] takes the pairs of spans with crossing edges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct EdgeSpans {
-    /// Span where the source writes.
+    /// Span in which the source writes its output.
     pub source: usize,
-    /// Span where the result is used.
+    /// Span in which the destination uses the source's output.
     pub destination: usize,
 }
 
@@ -119,7 +119,9 @@ pub struct Edge {
     pub spans: EdgeSpans,
 }
 
-/// Uses the Mechanistic Interpretability Benchmark's format, without spans: `a9.h9->a11.h10<q>`.
+/// Formats an edge as in the Mechanistic Interpretability Benchmark: `a9.h9->a11.h10<q>`.
+///
+/// The format does not include spans.
 impl Display for Edge {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}->{}", self.source, self.destination)
@@ -133,7 +135,7 @@ pub(super) struct Row {
     pub(super) sources: usize,
     /// Index of the row's first edge among the edges within a span.
     within: usize,
-    /// Index of the row's first edge among the edges between two spans, if it has any.
+    /// Index of the row's first edge among the edges between two spans, if the row has any.
     crossing: Option<usize>,
 }
 
@@ -246,7 +248,7 @@ impl EdgeGraph {
         })
     }
 
-    /// Index range of a row's edges between two spans, if it has any.
+    /// Index range of a row's edges between two spans, if the row has any.
     pub(super) fn edges_of(&self, row: &Row, spans: EdgeSpans) -> Option<Range<usize>> {
         let first = if spans.source == spans.destination {
             self.first_within(spans.source) + row.within
@@ -357,7 +359,7 @@ impl EdgeGraph {
         }
     }
 
-    /// Index of a node in a span, among the nodes of all spans.
+    /// Index of a node in a span, among the nodes in all spans.
     fn spanned(&self, node: usize, span: usize) -> usize {
         span * (self.source_count() + 1) + node
     }
@@ -374,7 +376,7 @@ pub enum Selection {
     /// Backward from the logits: repeatedly adds the strongest edge into a node already in the circuit.
     #[default]
     Greedy,
-    /// The strongest edges of the whole graph.
+    /// The strongest edges in the whole graph.
     Strongest,
 }
 
@@ -424,7 +426,7 @@ impl Circuit {
         }
     }
 
-    /// Selects up to `count` edges by the magnitude of their scores, in the order of [`EdgeGraph::edges`].
+    /// Selects up to `count` edges by score magnitude; `scores` is ordered as in [`EdgeGraph::edges`].
     ///
     /// Then drops the edges that do not connect to both the input and the logits.
     ///
@@ -437,7 +439,8 @@ impl Circuit {
                 "edge {edge}: expected a finite score, found {score}; check the model's weights"
             )));
         }
-        // The bits of absolute values are ordered like the values; ties go to the lower index.
+        // The bit patterns of absolute values sort in the same order as the values. Ties go to the lower
+        // index.
         let ranked = |edge: usize| (scores[edge].abs().to_bits(), Reverse(edge));
         match selection {
             Selection::Strongest => {
@@ -465,7 +468,7 @@ impl Circuit {
             }
         }
         let mut candidates = BinaryHeap::new();
-        // Adds all edges into a node, at most once.
+        // Adds all edges into a node to the candidates, at most once per node.
         let mut open = |node: usize, candidates: &mut BinaryHeap<_>| {
             candidates.extend(std::mem::take(&mut into[node]).into_iter().flatten().map(&ranked));
         };

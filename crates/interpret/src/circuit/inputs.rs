@@ -47,7 +47,7 @@ fn block(model: &Gpt2LMHeadModel, layer: usize) -> Result<&Block> {
     model.transformer().blocks().get(layer).ok_or_else(no_block)
 }
 
-/// Weights and biases of a layer's queries, keys and values by head: `(3 H, D, C)` and `(3 H, 1, D)`.
+/// Query, key and value weights and biases of a layer, by head: `(3 H, D, C)` and `(3 H, 1, D)`.
 fn projections(attn: &MultiHeadAttention) -> Result<(Tensor, Option<Tensor>)> {
     let layers = match attn.projection() {
         QkvProjection::Fused(layer) => vec![layer],
@@ -196,8 +196,8 @@ impl HeadGradients<'_> {
 /// Accumulates the scores of the given rows' edges between two spans.
 ///
 /// A score is the product of a gradient `(rows, B, T, C)` and a difference `(sources, B, T, C)`: a source's
-/// output in the corrupted run minus that in the clean run. Both are at the positions of the source's span.
-/// All rows have the same number of sources.
+/// output in the corrupted run minus its output in the clean run. Both outputs are at the positions of the
+/// source's span. All rows have the same number of sources.
 pub(super) fn add_scores(
     sums: &mut [f64],
     graph: &EdgeGraph,
@@ -315,7 +315,7 @@ impl<'a> CircuitRun<'a> {
         let queries = projected(queries, 0, heads)?;
         let mut attended = Vec::new();
         for span in spans {
-            // One span at a time, because all spans together would multiply the memory.
+            // Processes one span at a time. All spans at once would multiply the memory use.
             let others = projected(self.inputs(residual, &of_others, Some(span.span))?, heads, 2 * heads)?;
             let attention = HeadsAttention {
                 heads,

@@ -17,9 +17,9 @@ use crate::{Chain, InterpretError, Record, Run};
 
 /// Maximum number of tokens per batch; at GPT-2's size, the outputs of 157 sources take 120 MB.
 const BATCH_TOKENS: usize = 256;
-/// Maximum memory for the corrupted runs in [`CircuitTask::acdc`], and for the edges.
+/// Maximum memory in bytes, for the corrupted runs in [`CircuitTask::acdc`] and for all edges.
 const MOST_BYTES: usize = 2 << 30;
-/// Memory per edge: its scores, its flags in circuits and its entry in a report.
+/// Bytes per edge: its scores, its flags in circuits and its entry in a report.
 const BYTES_OF_EDGE: usize = 1024;
 
 /// Two prompts of equal length, with the answers to compare. [`CircuitTask`] takes a list of pairs.
@@ -62,23 +62,23 @@ impl CircuitMetric {
     }
 }
 
-/// Method of scoring edges. An argument of [`CircuitTask::scores`].
+/// Method for scoring edges. An argument of [`CircuitTask::scores`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EdgeMethod {
     /// Edge attribution patching: the gradient of the clean run (arXiv:2310.10348).
     Eap,
-    /// EAP-IG: the mean gradient of runs between the corrupted and the clean input (arXiv:2403.17806).
+    /// EAP-IG: mean gradient at inputs interpolated from corrupted to clean (arXiv:2403.17806).
     ///
-    /// The path starts at the corrupted input and excludes the clean one.
+    /// The path starts at the corrupted input and excludes the clean input.
     EapIg {
-        /// Number of runs.
+        /// Number of interpolated inputs, each with one run.
         steps: usize,
     },
     /// Mean of the clean run's gradient and the corrupted run's gradient.
     CleanCorrupted,
 }
 
-/// A model on pairs of prompts, for edge scores and circuit metrics.
+/// A model and pairs of prompts, for computing edge scores and circuit metrics.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Circuit, CircuitMetric, CircuitTask, EdgeMethod, PromptPair, Selection};
@@ -104,11 +104,11 @@ pub struct CircuitTask<'a> {
     pairs: &'a [PromptPair],
     metric: CircuitMetric,
     graph: EdgeGraph,
-    /// Indices of pairs with equal length and equal spans.
+    /// Batches of pair indices; all pairs in a batch have the same length and the same spans.
     batches: Vec<Vec<usize>>,
 }
 
-/// Pairs of equal length as tensors.
+/// Prompt pairs of equal length, as tensors.
 struct Batch {
     /// Clean prompts, `(B, T)`.
     clean: Tensor,
@@ -250,9 +250,10 @@ impl<'a> CircuitTask<'a> {
         Ok(sums.into_iter().map(|sum| rounded(sum / count)).collect())
     }
 
-    /// Computes each circuit's mean metric over all pairs; only its edges carry clean activations.
+    /// Computes each circuit's mean metric over all pairs.
     ///
-    /// Calls `done` with the number of finished pairs.
+    /// In a circuit's run, only the circuit's edges carry clean activations. Calls `done` with the number of
+    /// finished pairs.
     ///
     /// # Errors
     /// If a circuit belongs to another model or has other spans, or if the model fails.
@@ -261,7 +262,7 @@ impl<'a> CircuitTask<'a> {
             let graph = circuit.graph();
             if *graph != self.graph && *graph != EdgeGraph::of(self.model.config()) {
                 return Err(InterpretError::Mismatch(format!(
-                    "the circuit has {} edges in {} spans, but the model has {} in {}",
+                    "the circuit has {} edges in {} spans, but the task's graph has {} edges in {} spans",
                     graph.edge_count(),
                     graph.span_count(),
                     self.graph.edge_count(),
@@ -366,7 +367,7 @@ impl<'a> CircuitTask<'a> {
         })
     }
 
-    /// Performs the clean and the corrupted run; `observer` sees only the clean run.
+    /// Performs the clean and corrupted runs; `observer` sees only the clean run.
     fn prepared(&self, places: &[usize], observer: &mut dyn Observer) -> Result<Prepared> {
         let batch = self.batch(places)?;
         let mut record = Record::new(places_of_sources(self.model.config().n_layer));
@@ -377,7 +378,7 @@ impl<'a> CircuitTask<'a> {
         Ok(Prepared { batch, corrupted, reference })
     }
 
-    /// Logits after the last token, `(B, V)`.
+    /// Returns the logits after the last token, `(B, V)`.
     fn logits(&self, ids: &Tensor, observer: &mut dyn Observer) -> candle_core::Result<Tensor> {
         let pass = &mut Pass::inference().observed_by(observer);
         self.model.forward_with(ids, LogitsFor::LastToken, None, pass)?.squeeze(1)?.to_dtype(DType::F32)

@@ -54,7 +54,8 @@ fn graph_contains_every_edge_once() {
     for (layers, heads, expected) in [(12, 12, 32_491), (24, 16, 231_877), (1, 1, 8), (2, 3, 75), (6, 3, 703)]
     {
         let graph = EdgeGraph::new(layers, heads);
-        // Every head reads all earlier outputs three times. An MLP also reads its own layer's heads.
+        // Every head reads all earlier outputs three times (query, key, value). An MLP also reads its own
+        // layer's heads.
         let before = |layer: usize| 1 + layer * (heads + 1);
         let counted: usize = (0..layers).map(|layer| 3 * heads * before(layer) + before(layer) + heads).sum();
         assert_eq!(graph.edge_count(), counted + before(layers));
@@ -198,7 +199,8 @@ fn input_edge_scores_sum_to_the_metric_difference() -> Result<()> {
                 Ok(of_input.map(|(_, score)| *score).sum())
             };
             let values = task.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
-            // EAP-IG sums the left ends of its steps. Half of each endpoint makes it the trapezoidal rule.
+            // EAP-IG is a left Riemann sum. Weighting both endpoints by half turns it into the trapezoidal
+            // rule.
             let (steps, start) = (40, sum(EdgeMethod::EapIg { steps: 1 })?);
             let ends = sum(EdgeMethod::CleanCorrupted)? - start;
             let (found, expected) =
@@ -546,7 +548,10 @@ fn invalid_tasks_are_rejected() -> Result<()> {
     assert!(matches!(&error, InterpretError::NoDifference { value } if value == "NaN"), "{error}");
     let other = Circuit::whole(&EdgeGraph::new(1, 3));
     let message = task.values(&[other], &|_| ()).unwrap_err().to_string();
-    assert!(message.contains("the circuit has 18 edges in 1 spans, but the model has 75 in 1"), "{message}");
+    assert!(
+        message.contains("the circuit has 18 edges in 1 spans, but the task's graph has 75 edges in 1 spans"),
+        "{message}"
+    );
     let spanned = [PromptPair { spans: vec![0, 0, 0, 0, 1, 1, 1, 1], ..pair }];
     let task = CircuitTask::new(&case.model, &spanned, CircuitMetric::LogitDifference)?;
     assert!(task.acdc(0.1, &|| ()).unwrap_err().to_string().contains("by position"));

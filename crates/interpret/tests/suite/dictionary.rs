@@ -111,7 +111,7 @@ fn explained_variance_matches_manual_computation() {
     assert_eq!(explained.variance_explained, None);
 }
 
-/// Encoder and decoder in f64, one value at a time.
+/// Reference encoder and decoder that compute one value at a time in f64.
 struct Slow<'a> {
     tensors: &'a Tensors,
     config: &'a DictionaryConfig,
@@ -256,7 +256,7 @@ fn saelens_dictionaries_match_saelens() {
         assert_eq!(config.needs_centering(), is_centered, "{name}: {}", config.trained_on_because);
         let architecture = if name == "plain" { "standard".to_owned() } else { name.replace('-', "_") };
         assert_eq!(config.architecture(), architecture);
-        // The tensors are those of the file, except that a gate is folded in.
+        // The tensors equal those in the file, except that a gate is folded in.
         let file =
             TensorFile::read(&fixture(&format!("saelens-{name}")).join("sae_weights.safetensors")).unwrap();
         for tensor in ["W_enc", "b_enc", "W_dec", "b_dec", "threshold"] {
@@ -286,12 +286,12 @@ fn transcoder_reads_and_explains_different_hook_points() {
 
     let model = Gpt2Config { n_embd: 6, n_layer: 1, n_head: 1, ..Gpt2Config::gpt2() };
     let message = dictionary.check_model(&model).unwrap_err().to_string();
-    assert!(message.contains("width 7, but the model has 6 at blocks.0.hook_mlp_out"), "{message}");
+    assert!(message.contains("width 7, but the model has width 6 at blocks.0.hook_mlp_out"), "{message}");
     let message = saelens("transcoder").check_model(&model).unwrap_err().to_string();
     assert!(message.contains("block 1 is out of range"), "{message}");
 }
 
-/// Checks that folding direction norms gives unit directions and the same results.
+/// Checks that folding direction norms yields unit directions and the same results.
 ///
 /// The latents are scaled by the norms of their directions, as when SAELens folds the norms.
 #[test]
@@ -412,7 +412,7 @@ fn configs_of_every_version_are_parsed() {
     assert_eq!(config(later).unwrap().trained_on, ActivationVariant::Checkpoint);
     let centered = json!({"model_from_pretrained_kwargs": {"center_writing_weights": true}});
     assert!(config(centered).unwrap().needs_centering());
-    // A different option affects heads.
+    // For heads, centering depends on a different option.
     let z = json!({"hook_name": "blocks.2.attn.hook_z", "model_from_pretrained_kwargs": {"center_writing_weights": true}});
     assert_eq!(config(z).unwrap().trained_on, ActivationVariant::Checkpoint);
     let newest =
@@ -504,26 +504,26 @@ fn mismatched_tensors_are_reported_by_name() {
     for (message, expected) in [
         (
             error_message(&without("W_enc"), &jump),
-            "tensor `W_enc` is missing: expected (width, latents); the file has W_dec, b_dec",
+            "tensor `W_enc` is missing: expected shape (width, latents); the file has W_dec, b_dec",
         ),
-        (error_message(&without("b_dec"), &jump), "tensor `b_dec` is missing: expected (2)"),
-        (error_message(&without("threshold"), &jump), "tensor `threshold` is missing: expected (3)"),
+        (error_message(&without("b_dec"), &jump), "tensor `b_dec` is missing: expected shape (2)"),
+        (error_message(&without("threshold"), &jump), "tensor `threshold` is missing: expected shape (3)"),
         (error_message(&|tensors| tensors.clear(), &jump), "the file has no tensors"),
         (
             error_message(&with("W_dec", pattern(&[2, 3], 1., 0)), &jump),
-            "tensor `W_dec`: expected (3, 2), found (2, 3)",
+            "tensor `W_dec`: expected shape (3, 2), found (2, 3)",
         ),
         (
             error_message(&with("b_enc", pattern(&[2], 1., 0)), &jump),
-            "tensor `b_enc`: expected (3), found (2)",
+            "tensor `b_enc`: expected shape (3), found (2)",
         ),
         (
             error_message(&with("W_enc", pattern(&[6], 1., 0)), &jump),
-            "tensor `W_enc`: expected (width, latents), found (6)",
+            "tensor `W_enc`: expected shape (width, latents), found (6)",
         ),
         (
             error_message(&with("W_enc", pattern(&[1, 3], 1., 0)), &jump),
-            "tensor `W_enc`: expected (width, latents), found (1, 3)",
+            "tensor `W_enc`: expected shape (width, latents), found (1, 3)",
         ),
         (
             error_message(&with("W_dec", rows(&[&[1., 0.], &[0., f32::NAN], &[2., -1.]])), &jump),
@@ -535,7 +535,7 @@ fn mismatched_tensors_are_reported_by_name() {
         ),
         (
             error_message(&|_| (), &DictionaryConfig { d_in: Some(4), ..jump.clone() }),
-            "tensor `W_enc`: expected (4, 3), found (2, 3)",
+            "tensor `W_enc`: expected shape (4, 3), found (2, 3)",
         ),
         (
             error_message(&|_| (), &small_config(LatentActivation::TopK { k: 4 })),
@@ -543,7 +543,7 @@ fn mismatched_tensors_are_reported_by_name() {
         ),
         (
             error_message(&|_| (), &DictionaryConfig { format: DictionaryFormat::OpenAi, ..jump.clone() }),
-            "tensor `encoder.weight` is missing: expected (latents, width)",
+            "tensor `encoder.weight` is missing: expected shape (latents, width)",
         ),
     ] {
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
@@ -595,9 +595,9 @@ fn mismatched_shapes_and_models_are_rejected() {
         (
             Site::in_block(1, SiteKind::MlpPost),
             &model,
-            "width 2, but the model has 9 at blocks.1.mlp.hook_post",
+            "width 2, but the model has width 9 at blocks.1.mlp.hook_post",
         ),
-        (Site::in_block(1, SiteKind::ResidPre), &Gpt2Config::gpt2(), "width 2, but the model has 768"),
+        (Site::in_block(1, SiteKind::ResidPre), &Gpt2Config::gpt2(), "width 2, but the model has width 768"),
         (Site::in_block(1, SiteKind::Pattern), &model, "has no per-token vector that an SAE can explain"),
     ] {
         let message = checked(site, model).unwrap_err();

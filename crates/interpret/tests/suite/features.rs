@@ -18,7 +18,7 @@ const ROUNDING: f64 = 1e-4;
 
 const FEATURES: usize = 5;
 
-/// Token ids of a text, and its latents by token, about a third of which are positive.
+/// Token ids of a text, and a row of latents for each token; about a third of them are positive.
 fn text(number: usize) -> (Vec<u32>, Vec<Vec<f32>>) {
     let tokens = 2 + number * 7 % 40;
     let ids = (0..tokens).map(|token| u32::try_from(number * 100 + token).unwrap()).collect();
@@ -150,7 +150,7 @@ fn first_tokens_are_skipped_and_invalid_latents_rejected() {
     examples.add(&[7], &latents(&[[5.0, 5.0]])).unwrap();
     examples.add(&[7, 8], &latents(&[[5.0, 5.0], [0.0, 1.0]])).unwrap();
     let message = examples.add(&[7], &latents(&[[0.0; 2]; 2])).unwrap_err().to_string();
-    assert!(message.contains("expected latents of 1 tokens, found 2"), "{message}");
+    assert!(message.contains("expected latents for 1 tokens, found latents for 2"), "{message}");
     let message = examples.add(&[7, 8], &latents(&[[0.0; 2], [0.0, f32::NAN]])).unwrap_err().to_string();
     assert!(message.contains("latent 1 is NaN at token 1"), "{message}");
     let mut other = FeatureExamples::new(vec![2], 3);

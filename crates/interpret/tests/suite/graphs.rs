@@ -1,4 +1,4 @@
-//! Attribution graphs: complete sums, and edges that match interventions and PyTorch's autograd.
+//! Attribution graphs: contributions add up, and edges match interventions and PyTorch's autograd.
 
 use std::collections::BTreeMap;
 
@@ -171,7 +171,7 @@ impl Observer for Skips {
     }
 }
 
-/// Runs the model with everything frozen that the local replacement model freezes.
+/// Runs the model with the same activations frozen as in the local replacement model.
 fn frozen_run(run: &Run, others: Vec<&mut dyn Observer>, sites: &[Site]) -> Result<(Record, Vec<f64>)> {
     let n_layer = run.model.config().n_layer;
     let inside = [SiteKind::Ln1Scale, SiteKind::Pattern, SiteKind::Ln2Scale, SiteKind::MlpOut];
@@ -189,7 +189,7 @@ fn frozen_run(run: &Run, others: Vec<&mut dyn Observer>, sites: &[Site]) -> Resu
     Ok((seen, logits.iter().map(|logit| logit - mean).collect()))
 }
 
-/// Checks that doubling a feature changes each target by its edge if everything else is frozen.
+/// Checks that doubling a feature changes each target by the edge's weight if all else is frozen.
 #[test]
 fn doubling_a_feature_moves_every_target_by_its_edge() -> Result<()> {
     const MOVED: f64 = 5e-4;
@@ -287,7 +287,7 @@ fn read_transcoders(name: &str, recorded: &Value, n_layer: usize) -> Transcoders
 const GRAPHS: [&str; 6] =
     ["set-relu", "cross-layer", "cross-layer-skip", "set-skip", "set-topk", "saelens-skip"];
 
-/// Runs a check on every graph of the fixtures.
+/// Runs a check on every graph in the fixtures.
 fn with_graphs(check: impl Fn(&str, &ReplacementModel, &Fixture, &Value)) {
     for name in GRAPHS {
         let recorded = json_fixture(&format!("graphs/{name}/expected"));
@@ -477,7 +477,7 @@ fn predictions_flow_through_features_that_are_not_set() -> Result<()> {
             (0..replacement.features()).map(|source| -f64::from(graph.edge(logit, source))).sum();
         assert!((moved[logit] - direct).abs() < 1e-6, "setting all features leaves only direct edges");
     }
-    // One unit of a feature has the effect of its edges, and moves the prediction like setting the feature.
+    // The effects of one unit match the feature's edges, and predict the same logits as setting the feature.
     let targets = graph.targets();
     let edges = replacement.edges(&targets)?;
     for (node, kind) in graph.nodes[..replacement.features()].iter().enumerate().step_by(7) {
@@ -505,9 +505,9 @@ fn predictions_flow_through_features_that_are_not_set() -> Result<()> {
     Ok(())
 }
 
-/// Checks the estimate in the error, which depends on the number of active features.
+/// Checks the memory estimate in the error, which depends on the number of active features.
 ///
-/// It consists of two copies of the rows, the directions that nodes write, and a batch of 64 targets.
+/// The estimate covers two copies of the rows, the directions that nodes write, and a batch of 64 targets.
 #[test]
 fn graph_over_the_memory_limit_is_rejected_with_its_size() {
     let model = seeded(&small(), DType::F32);
@@ -545,9 +545,9 @@ fn invalid_graphs_are_rejected() {
     let message = error_message(&usual, &GraphOptions { max_bytes: 1 << 16, ..options });
     assert!(message.contains("active features takes about 1 MiB, more than the limit of 1 MiB"), "{message}");
     let message = error_message(&transcoders("set", TranscoderInput::ResidMid, 2, 12), &options);
-    assert!(message.contains("transcoders for 2 layers, but the model has 3"), "{message}");
+    assert!(message.contains("transcoders for 2 layers, but the model has 3 layers"), "{message}");
     let message = error_message(&transcoders("set", TranscoderInput::ResidMid, 3, 10), &options);
-    assert!(message.contains("width 10, but the model has 12"), "{message}");
+    assert!(message.contains("width 10, but the model has width 12"), "{message}");
 
     let config = TranscodersConfig { is_cross_layer: false, input: TranscoderInput::MlpIn, k: None };
     let tensor = |name: &str, shape: &[usize], value: f64| {
@@ -598,7 +598,7 @@ fn invalid_transcoder_configs_and_layers_are_reported() {
         let message = TranscodersConfig::from_json(text).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
     }
-    // Both names of the norm's output, after its weight and bias.
+    // Both names refer to the norm's output after the weight and bias.
     for hook in ["mlp.hook_in", "ln2.hook_normalized"] {
         let text = serde_json::json!({
             "model_kind": "transcoder_set", "feature_input_hook": hook, "feature_output_hook": "hook_mlp_out",

@@ -1,4 +1,4 @@
-//! Edits and records give the same results in chunks as on the whole sequence.
+//! Edits and recordings, which give the same results in chunks and on the whole sequence.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use candle_gpt2_testing::{assert_close, pattern, values};
 
 use crate::common::Case;
 
-/// Tolerance for f32 sums in a different order.
+/// Tolerance for f32 sums computed in a different order.
 const SAME: f64 = 2e-5;
 
-/// Runs a sequence in chunks of `tokens` tokens and returns the logits of all positions.
+/// Runs a sequence in chunks of `tokens` tokens and returns the logits at all positions.
 fn read(model: &Gpt2LMHeadModel, ids: &[u32], tokens: usize, observer: &mut dyn Observer) -> Vec<f64> {
     let mut cache = model.new_cache(1, ids.len()).unwrap();
     let mut logits = Vec::new();

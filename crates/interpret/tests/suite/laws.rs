@@ -20,7 +20,7 @@ use crate::graphs::{seeded, small};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Tolerance for f32 sums in a different order.
+/// Tolerance for f32 sums computed in a different order.
 const SAME: f64 = 2e-5;
 
 /// Observer that requests these hook points and changes nothing.
@@ -184,9 +184,9 @@ fn stopped_pass_computes_no_later_block() -> Result<()> {
     Ok(())
 }
 
-/// Checks that a sequence can be run in chunks up to a block with a cache.
+/// Checks that a sequence can be run in chunks with a cache if every pass stops at the same block.
 ///
-/// Passes to another block would miss tokens and are rejected.
+/// Passes that stop at another block would miss tokens and are rejected.
 #[test]
 fn passes_over_a_cache_stop_at_the_same_block() -> Result<()> {
     for case in Case::all() {
@@ -294,7 +294,7 @@ fn observers_see_new_tokens_with_a_cache() -> Result<()> {
             assert_close(record.get(*site)?, &expected, SAME, &format!("{site} from token {first}"));
         }
     }
-    // Positions are absolute, regardless of the chunks.
+    // Positions are absolute, regardless of chunking.
     let site = Site::in_block(1, SiteKind::ResidPre);
     let edit = || -> candle_core::Result<_> { Ok(Ablate::zero(site)?.at(Place::position(6))) };
     let expected = run.logits(LogitsFor::LastToken, &mut edit()?)?;
@@ -327,7 +327,7 @@ fn observer_of_the_model_sees_every_pass() -> Result<()> {
         case.model.clone().observed_by(Arc::new(Mutex::new(Steering::new(&case.model, 1, vectors.clone())?)));
     let found = steered.forward_with(&run.input()?, LogitsFor::EveryToken, None, &mut Pass::inference())?;
     assert_eq!(values(&found), values(&expected));
-    // With a cache, the first pass is steered, and those of later tokens are not.
+    // With a cache, only the first pass is steered; passes over later tokens are not.
     let mut cache = steered.new_cache(1, 5)?;
     for (first, count) in [(0, 3), (3, 1), (4, 1)] {
         let ids = run.input()?.narrow(1, first, count)?;
@@ -407,7 +407,7 @@ fn invalid_control_vector_files_are_rejected() {
         ),
         (&ours, of("token_embd.weight", 6), "found token_embd.weight"),
         (&ours, of("direction.3", 6), "`direction.3`: expected a block below 3; found 3"),
-        (&ours, of("direction.1", 7), "tensor `direction.1`: expected (6), found (7)"),
+        (&ours, of("direction.1", 7), "tensor `direction.1`: expected shape (6), found (7)"),
         (&ours, BTreeMap::new(), "tensor `direction.1` is missing"),
     ] {
         let error = read(entries, &tensors).unwrap_err().to_string();
@@ -453,7 +453,7 @@ fn gradients_at_every_hook_point_match_finite_differences() -> Result<()> {
                 Ok(f64::from(metric.of_run(&run, &mut add)?))
             };
             let found = (at(STEP)? - at(-STEP)?) / (2.0 * STEP);
-            // Rounding of logits near 10 to 1e-6, divided by the step, plus the curvature of the function.
+            // The tolerance covers rounding (1e-6 for logits near 10, divided by the step) and the curvature.
             let expected = f64::from(length);
             assert!(
                 (found - expected).abs() < 5e-3 + 0.01 * expected,
@@ -513,7 +513,7 @@ fn gradients_under_edits_and_splices_match_finite_differences() -> Result<()> {
             let direction = (&found.gradient / f64::from(length))?;
             let mut at = |step: f64| -> Result<f64> {
                 let mut add = Add::new(*site, (&direction * step)?);
-                // A change of the written activation follows the dictionary; any other change precedes it.
+                // An edit at the dictionary's output must run after the splice, and any other edit before it.
                 let splice = &mut splices[0];
                 let last: [&mut dyn Observer; 2] =
                     if *site == writes { [splice, &mut add] } else { [&mut add, splice] };
@@ -524,14 +524,15 @@ fn gradients_under_edits_and_splices_match_finite_differences() -> Result<()> {
             let (slope, expected) = ((at(STEP)? - at(-STEP)?) / (2.0 * STEP), f64::from(length));
             assert!((slope - expected).abs() < 5e-3 + 0.01 * expected, "{site}: {slope} for {expected}");
         }
-        // A latent writes its direction. Without the error term, the error has no gradient.
+        // Each latent writes its own direction. Without the error term, the error has no gradient.
         let (latents, error) = &found.splices[0];
         let written = &found.sites[&writes].gradient;
         let expected = written.squeeze(0)?.matmul(&dictionary.tensor("W_dec").ok_or("no decoder")?.t()?)?;
         assert_close(&latents.gradient.squeeze(0)?, &expected, SAME, "the gradient at the latents");
         assert!(error.is_none() && values(&latents.value).iter().any(|latent| *latent > 0.0));
 
-        // With the error term the run equals the model's, and the error is part of the written activation.
+        // With the error term, the run equals the unspliced run, and the error is part of the written
+        // activation.
         let mut splices = [Splice::new(&case.model, &dictionary)?.with_error()];
         let edits = &mut Chain(vec![&mut steering, &mut patch]);
         let with_error = gradients_under(&run, &metric, &[writes], &mut splices, edits)?;

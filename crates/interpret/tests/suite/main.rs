@@ -1,4 +1,4 @@
-//! Test suite of the interpretability crate.
+//! Test suite for the interpretability crate.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 mod circuits;

@@ -2,8 +2,9 @@
 //!
 //! They require `GPT2_PUBLISHED` to name a folder that contains `gpt2`, and report a skip otherwise. The
 //! sources are TransformerLens' tests and its notebooks Main_Demo, Exploratory_Analysis_Demo,
-//! Attribution_Patching_Demo and Head_Detector_Demo. A zero of `v` or `z` in TransformerLens is
-//! the constant of [`Processing`]. Prompts start with the end-of-text token by default.
+//! Attribution_Patching_Demo and Head_Detector_Demo. Setting `v` or `z` to zero in
+//! TransformerLens corresponds to setting it to the constant from [`Processing`]. Prompts start with the
+//! end-of-text token by default.
 
 use std::path::PathBuf;
 
@@ -19,9 +20,9 @@ use candle_gpt2_weights::{Checkpoint, END_OF_TEXT, LoadOptions, Tokenizer, encod
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Environment variable with the folder of the published checkpoints.
+/// Environment variable that names the folder with the published checkpoints.
 pub(crate) const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
-/// Tolerance for values published with three decimals, as most are.
+/// Tolerance for values published with three decimal places, like most of the values.
 const THREE_DIGITS: f64 = 0.002;
 const TWO_DIGITS: f64 = 0.006;
 const LOSS: f64 = 0.0005;
@@ -130,7 +131,7 @@ impl Comparison {
         }
     }
 
-    /// Checks the published order of the heads that score above .3; equal published scores may swap.
+    /// Checks the published order of the heads that score above 0.3; equal published scores may swap.
     fn order(&mut self, what: &str, found: &PerHead, published: &str) {
         let published = by_head(published);
         let mut above: Vec<(Head, f32)> = found

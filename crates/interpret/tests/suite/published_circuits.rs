@@ -1,10 +1,10 @@
-//! Circuits of the published GPT-2 124M.
+//! Circuits in the published GPT-2 124M.
 //!
-//! The figures are those of "Have Faith in Faithfulness" (arXiv:2403.17806). The tests require
+//! The expected values come from "Have Faith in Faithfulness" (arXiv:2403.17806). The tests require
 //! `GPT2_PUBLISHED` to name a folder with `gpt2` and a clone of the authors' repository
 //! `hannamw/eap-ig-faithfulness` (commit c75cc882), which contains the prompts. The tests take an hour on two
-//! cores. The circuits in its `results/pareto/gpt2/csv` have fixed numbers of edges and are selected
-//! greedily, by EAP and by EAP-IG with 5 steps.
+//! cores. The circuits in the repository's `results/pareto/gpt2/csv` have fixed numbers of edges and are
+//! selected greedily, by EAP and by EAP-IG with 5 steps.
 
 use std::path::{Path, PathBuf};
 
@@ -15,21 +15,21 @@ use candle_gpt2_testing::skipped;
 
 use crate::published::{Comparison, PUBLISHED_VARIABLE, Published, published};
 
-/// Tolerance of the metric on prompts, which is published with four digits.
+/// Tolerance for the metrics on prompts, which are published with four digits.
 const METRIC: f64 = 0.002;
-/// Tolerance of the faithfulness, since edges with nearly equal scores may swap.
+/// Tolerance for faithfulness, which changes if edges with nearly equal scores swap.
 const FAITHFULNESS: f64 = 0.03;
 /// Circuit sizes, in edges.
 const EDGES: [usize; 3] = [100, 400, 1000];
 const METHODS: [(&str, EdgeMethod); 2] =
     [("EAP", EdgeMethod::Eap), ("EAP-IG", EdgeMethod::EapIg { steps: 5 })];
 
-/// Published figures of a task.
+/// Published results for a task.
 struct Figures {
-    /// Folder name in the data.
+    /// Name of the task's folder in the data.
     name: &'static str,
     metric: CircuitMetric,
-    /// Metric of the model on clean prompts.
+    /// The whole model's metric on clean prompts.
     clean: f64,
     corrupted: f64,
     /// Metrics of the circuits, by method.

@@ -8,9 +8,9 @@ use candle_gpt2_testing::assert_close;
 use crate::common::Case;
 use crate::graphs::{seeded, small};
 
-/// Tolerance for f32 sums in a different order.
+/// Tolerance for f32 sums computed in a different order.
 const SAME: f64 = 2e-5;
-/// Tolerance for f64 sums in a different order.
+/// Tolerance for f64 sums computed in a different order.
 const SAME_F64: f64 = 1e-12;
 
 #[test]

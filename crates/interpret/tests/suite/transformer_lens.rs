@@ -1,4 +1,4 @@
-//! Comparison with f64 results of TransformerLens 4.3.0 (`scripts/reference/inside.py`).
+//! Comparison with f64 results from TransformerLens 4.3.0 (`scripts/reference/inside.py`).
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{LogitsFor, Site, SiteKind};
@@ -14,7 +14,7 @@ use crate::common::{Case, ids};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Tolerance of f32 against f64 for sums of up to a hundred products of values near 1.
+/// Tolerance between f32 and f64 sums of up to a hundred products of values near 1.
 const ACTIVATIONS: f64 = 1e-5;
 /// Tolerance for sums and quotients of activations.
 const STACKS: f64 = 1e-4;

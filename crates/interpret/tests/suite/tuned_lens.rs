@@ -109,15 +109,15 @@ fn mismatched_lens_is_rejected() {
     for (message, expected) in [
         (
             error_message(&Tensors::new(), 3, 7),
-            "tensor `0.weight` is missing: expected (7, 7); the file has no tensors",
+            "tensor `0.weight` is missing: expected shape (7, 7); the file has no tensors",
         ),
         (
             error_message(&tensors, 4, 7),
-            "tensor `3.weight` is missing: expected (7, 7); the file has 0.bias, 0.weight, 1.bias",
+            "tensor `3.weight` is missing: expected shape (7, 7); the file has 0.bias, 0.weight, 1.bias",
         ),
         (error_message(&tensors, 2, 7), "`2.weight`: expected at most 2 layers"),
-        (error_message(&tensors, 3, 8), "tensor `0.weight`: expected (8, 8), found (7, 7)"),
-        (error_message(&without("1.bias"), 3, 7), "tensor `1.bias` is missing: expected (7)"),
+        (error_message(&tensors, 3, 8), "tensor `0.weight`: expected shape (8, 8), found (7, 7)"),
+        (error_message(&without("1.bias"), 3, 7), "tensor `1.bias` is missing: expected shape (7)"),
     ] {
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
     }

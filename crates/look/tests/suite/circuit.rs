@@ -126,7 +126,7 @@ fn ioi_circuit_with_5_percent_of_edges_is_faithful() {
     }
 }
 
-/// JSON line of a pair for a checkpoint without a tokenizer.
+/// JSON line for a pair of prompts as token ids, because the checkpoint has no tokenizer.
 fn line_of(case: &Case) -> Value {
     let ids = |name: &str| case.recorded[name].clone();
     json!({ "clean": ids("clean_ids"), "corrupt": ids("corrupted_ids"), "answer": ids("answer"), "against": [ids("wrong")] })
@@ -317,7 +317,11 @@ fn invalid_pairs_are_rejected_with_their_line() {
         &["line 3", "2 tokens, but the first pair's have 7"],
     );
     let lines = [line];
-    assert_rejected(&lines, CircuitSearch { steps: 0, ..defaults() }, &["`steps`: expected from 1 to 1000"]);
+    assert_rejected(
+        &lines,
+        CircuitSearch { steps: 0, ..defaults() },
+        &["`steps`: expected a number from 1 to 1000"],
+    );
     assert_rejected(
         &lines,
         CircuitSearch { pairs: Some(0), ..defaults() },

@@ -65,7 +65,7 @@ fn built_in_model_has_transcoders() {
     }
     let graph = Graph { transcoders: Some("built-in".into()), ..Graph::new(words("One day, Mia was")) };
     let found = look(&loaded, &graph).unwrap();
-    // The table states each node's token; the identifier next to it has layer and feature.
+    // The table states each node's token. The identifier next to the token contains the layer and feature.
     let [axis] = &found.report.axes[..] else { panic!("one axis") };
     let drawn = &found.graph.as_ref().unwrap().points;
     for (id, text) in axis.labels.iter().zip(&found.report.texts) {
@@ -239,11 +239,11 @@ fn invalid_graph_options_are_rejected() {
         (Graph { edge_threshold: f64::NAN, ..graph.clone() }, "`edge_threshold` NaN: expected a fraction"),
         (
             Graph { set: setting("7_0_0=1"), ..graph.clone() },
-            "`set` 7_0_0: layer 7 is out of range; the model has 7 (all counted from 0)",
+            "`set` 7_0_0: layer 7 is out of range; the model has 7 layers (all counted from 0)",
         ),
         (
             Graph { set: setting("5_1024_0=1"), ..graph.clone() },
-            "feature 1024 is out of range; layer 5 has 1024",
+            "feature 1024 is out of range; layer 5 has 1024 features",
         ),
         (
             Graph { set: setting("5_0_3=1"), ..graph.clone() },
@@ -386,7 +386,7 @@ fn folders_without_matching_transcoders_are_rejected() {
     std::fs::write(path("config.yaml"), config).unwrap();
     assert!(error_message().contains("layer_0.safetensors"));
     std::fs::write(path("layer_0.safetensors"), b"damaged").unwrap();
-    assert!(error_message().contains("found transcoders for 1 layers, but the model has 2"));
+    assert!(error_message().contains("found transcoders for 1 layers, but the model has 2 layers"));
     std::fs::write(path("layer_1.safetensors"), b"damaged").unwrap();
     assert!(error_message().contains("layer_0.safetensors"), "{}", error_message());
     let write = |layer: usize, width: usize, value: f64| {
@@ -399,7 +399,7 @@ fn folders_without_matching_transcoders_are_rejected() {
         safetensors::save(&tensors, path(&format!("layer_{layer}.safetensors"))).unwrap();
     };
     (0..2).for_each(|layer| write(layer, 20, 0.0));
-    assert!(error_message().contains("width 20, but the model has 21"), "{}", error_message());
+    assert!(error_message().contains("width 20, but the model has width 21"), "{}", error_message());
     write(0, 21, 0.0);
     assert!(error_message().contains("layer 1: expected width 21"), "{}", error_message());
     write(1, 21, f64::NAN);

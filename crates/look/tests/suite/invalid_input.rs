@@ -53,7 +53,7 @@ fn invalid_options_are_rejected_by_name() {
     let layers = Attention { layers: Some("2-1".parse().unwrap()), ..attention(text()) };
     assert_rejected(&reader, &layers, "`layers`: 2-1 is out of range; expected 0 to 6");
     let none = Attention { layers: Some(Vec::new().into()), ..attention(text()) };
-    assert_rejected(&reader, &none, "`layers`: expected at least one");
+    assert_rejected(&reader, &none, "`layers`: expected at least one index");
     let both_chosen = Attention { heads: Some("0.0".parse().unwrap()), ..layers };
     assert_rejected(&reader, &both_chosen, "`layers` and `heads` are mutually exclusive");
 
@@ -69,10 +69,10 @@ fn invalid_options_are_rejected_by_name() {
     let at = Ablate { at: Some(0), ..Ablate::new(text()) };
     assert_rejected(&reader, &at, "`at` requires `heads`");
     let steps = Saliency { steps: 1001, ..Saliency::new(text()) };
-    assert_rejected(&reader, &steps, "`steps`: expected from 1 to 1000, found 1001");
+    assert_rejected(&reader, &steps, "`steps`: expected a number from 1 to 1000, found 1001");
 
     let rows = HeadKinds { rows: 0, ..HeadKinds::default() };
-    assert_rejected(&reader, &rows, "`rows`: expected from 1");
+    assert_rejected(&reader, &rows, "`rows`: expected a number from 1");
     let from = HeadKinds { from: Some(20), below: Some(20), ..HeadKinds::default() };
     assert_rejected(&reader, &from, "`from` 20, `below` 20: expected a range");
     let below = HeadKinds { below: Some(4097), ..HeadKinds::default() };
@@ -82,7 +82,7 @@ fn invalid_options_are_rejected_by_name() {
         assert_rejected(
             &reader,
             &length,
-            "expected from 1 to 256, since the context must hold each row twice",
+            "expected a number from 1 to 256, since the context must hold each row twice",
         );
     }
     for (layer, neuron) in [(7, 0), (0, 1024)] {
@@ -94,7 +94,11 @@ fn invalid_options_are_rejected_by_name() {
         );
     }
     for top in [0, 1001] {
-        assert_rejected(&reader, &Lens { top, ..Lens::new(text()) }, "`top`: expected from 1 to 1000");
+        assert_rejected(
+            &reader,
+            &Lens { top, ..Lens::new(text()) },
+            "`top`: expected a number from 1 to 1000",
+        );
     }
 
     let corrupt = words("The");
@@ -111,7 +115,7 @@ fn invalid_options_are_rejected_by_name() {
         ("embed", "expected a single kind of hook point"),
         ("final_norm", "expected a single kind of hook point"),
         ("*", "expected a single kind of hook point"),
-        ("1.z", "the grid has a row for every layer; write z"),
+        ("1.z", "the grid has a row for every layer; omit the layer and write z"),
     ] {
         let patched = Patched { site: site.into(), by: None };
         assert_rejected(&reader, &Estimate { texts: dogs(), metric: default_metric(), patched }, expected);

@@ -97,7 +97,7 @@ fn json_merges_report_and_details() {
     let json = serde_json::to_value(look(&loaded, &neurons).unwrap()).unwrap();
     assert_eq!((&json["schema"], &json["model"]), (&json!("gpt2.look.neurons/1"), &json!("a model")));
     assert_eq!(json["places"].as_array().unwrap().len(), 2);
-    // Without details, the JSON is that of the report.
+    // Without details, the JSON equals the report's JSON.
     let attention = Attention { text: words("The dog"), layers: None, heads: None };
     let found = look(&loaded, &attention).unwrap();
     assert_eq!(found.details.to_json(), Value::Null);
@@ -243,7 +243,7 @@ fn integrated_gradients_sum_to_the_metric_difference() {
     let sum = |name: &str| -> f64 {
         details[name].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).sum()
     };
-    // Metric of a text of baseline tokens, from a separate analysis.
+    // Metric for a text of baseline tokens, from a separate analysis.
     let text = Text::Ids(vec![1; found.report.tokens.len()]);
     let baseline_run = look(&case.loaded, &Ablate { metric: case.metric(), ..Ablate::new(text) }).unwrap();
     let before = |found: &Analysis| found.report.metric.as_ref().unwrap().before;

@@ -12,7 +12,7 @@ use candle_gpt2_testing::values;
 
 use crate::common::{Case, built_in, reader, words};
 
-/// Tolerance for sums of products in a different order.
+/// Tolerance for sums of products computed in a different order.
 const SUMS: f64 = 1e-4;
 
 fn steps(loaded: &LoadedModel, text: Text, head: Head, query: i64, key: i64) -> HeadSteps {
@@ -79,7 +79,7 @@ fn each_step_follows_from_the_previous_one() {
         context.iter_mut().zip(v).for_each(|(sum, v)| *sum += weight * v);
     }
     assert!(context.iter().zip(&last.context).all(|(sum, found)| (sum - found).abs() < 1e-4));
-    // The first token sees only itself.
+    // The first token attends only to itself.
     let first = steps(&loaded, text(), head, 0, 0);
     assert_eq!((first.weights.as_slice(), &first.context), (&[1.0][..], &first.v));
 }
@@ -112,7 +112,7 @@ fn next(logits: &[f32], ids: &[u32], config: &GenerationConfig, others: &[Logits
 
 #[test]
 fn probabilities_follow_the_sampling_settings() {
-    // The first token has about half of the probability.
+    // The first token has about half the probability.
     let logits = [3.0, 1.0, 2.0, 2.0, -1.0, f32::NEG_INFINITY];
     let exps: Vec<f64> = logits.iter().map(|logit| f64::from(*logit).exp()).collect();
     let sum: f64 = exps.iter().sum();
@@ -145,7 +145,7 @@ fn probabilities_follow_the_sampling_settings() {
             "{found:?}"
         );
     };
-    // Ties at the cutoff are all kept.
+    // All tokens tied at the cutoff are kept.
     close(
         shares(&GenerationConfig { top_k: 2, ..plain.clone() }),
         [e / (e + 2.0), 1.0 / (e + 2.0), 1.0 / (e + 2.0), 0.0],

@@ -181,7 +181,7 @@ fn third_axis_is_selected_from_a_list() {
         list.dispatchEvent(new Event('change'))";
     let Some(dom) = opened(&report, "site=attention", script) else { return };
     assert_eq!(text(&dom, "report-name"), "site mlp");
-    // The first layer over tokens is the lowest row.
+    // In a layer-by-token table, the first layer is the lowest row.
     assert_eq!(cells(&dom).last().unwrap()[0], report.values[36].unwrap().to_string());
 }
 
@@ -336,7 +336,7 @@ fn url_and_bars_select_a_feature() {
     let Some(dom) = page_in_browser(&page, "row=1", script) else { return };
     assert_eq!(feature(&dom).0, "feature 17");
     assert!(dom.contains("data-address=\"#row=0\""));
-    // Texts are shown as text.
+    // Example texts are shown literally, not interpreted as HTML.
     assert!(feature(&dom).2.contains("&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;"));
     assert_eq!(dom.matches("<script").count(), 3);
 }

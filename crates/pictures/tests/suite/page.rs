@@ -67,7 +67,7 @@ fn short_patterns_are_packed_as_u16() {
 fn medium_patterns_are_packed_as_u8() {
     let report = samples::attention(5, 12, samples::repeated(200));
     let data = data(&page(&report));
-    assert_eq!(data["pattern"]["about"], "rounded to 0.4 %");
+    assert_eq!(data["pattern"]["about"], "rounded to 0.4%");
     assert_near(&report, &data["pattern"], 1.0 / 255.0);
 }
 
@@ -83,7 +83,7 @@ fn few_heads_of_a_long_text_keep_all_values() {
 fn long_patterns_keep_the_strongest_sources() {
     let report = samples::attention(8, 6, samples::repeated(300));
     let data = data(&page(&report));
-    assert_eq!(data["pattern"]["about"], "the 8 strongest sources of each token, rounded to 0.4 %");
+    assert_eq!(data["pattern"]["about"], "the 8 strongest sources of each token, rounded to 0.4%");
     for head in [0, 47] {
         let values = unpacked(&data["pattern"], head, 300);
         for query in 0..300 {
@@ -199,7 +199,7 @@ fn style_and_script_are_below_40_kilobytes() {
 fn pages_of_144_heads_stay_small() {
     let size = page(&samples::attention(12, 12, samples::repeated(64))).len();
     assert!(size < 1_000_000, "64 tokens: {size} bytes");
-    // All 144 heads of 1,024 tokens would take over a gigabyte here, so their size is extrapolated.
+    // A page with all 144 heads over 1,024 tokens would need over a gigabyte, so the size is extrapolated.
     let [four, eight] =
         [4, 8].map(|heads| page(&samples::attention(1, heads, samples::repeated(1024))).len());
     let size = eight + (eight - four) / 4 * (144 - 8);

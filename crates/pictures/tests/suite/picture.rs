@@ -148,7 +148,7 @@ fn row_axis_name_does_not_overlap_the_panel_title() {
     let svg = svg(&samples::attention(1, 2, samples::sentence()), Width::TwoColumns).unwrap();
     let (query, caption) = (position(&svg, "query"), position(&svg, "layer 0, head 0"));
     assert!(query.2 && query.0 < caption.0 && query.1 > caption.1 + 20.0, "{query:?} {caption:?}");
-    // A single row has no space for the name beside it.
+    // Next to a single row, there is no space for the axis name.
     let mut report = samples::layers_by_heads(1, 5);
     report.axes[0].name = "a long name".into();
     let picture = candle_gpt2_pictures::svg(&report, Width::TwoColumns).unwrap();
@@ -311,7 +311,7 @@ fn graph_is_drawn_from_bottom_to_top() {
     assert_eq!(svg(&large, Width::TwoColumns), Err(PictureError::TooManyLinks { links: 4001, limit: 4000 }));
     large.graph = Some(candle_gpt2_pictures::Graph::default());
     assert_eq!(svg(&large, Width::TwoColumns), Err(PictureError::Nothing));
-    // The JSON of the report has only its values.
+    // The report's JSON contains only the values, not the graph.
     let json = serde_json::to_value(&report).unwrap();
     assert!(json.get("graph").is_none() && json["values"].is_array());
     assert!(candle_gpt2_pictures::page(&report).contains(">a0.h2</text>"));

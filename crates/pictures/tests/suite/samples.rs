@@ -226,7 +226,7 @@ pub(crate) fn attribution_graph() -> (Report, AttributionGraph) {
     )
 }
 
-/// A bar report on two features of a sentence; the second feature is never active.
+/// A bar report on two features in a sentence; the second feature is never active.
 pub(crate) fn features(tokens: &[Token]) -> (Report, Vec<FeatureCard>) {
     let texts: Vec<String> = tokens.iter().map(|token| token.text.clone()).collect();
     let example = |strongest: usize, value: f32| {
