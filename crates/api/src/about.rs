@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use crate::options::{request_options, sampling};
 use crate::{ApiError, ServedModel};
 
-/// `/v1/models`: the model under each of its names.
+/// Response of `/v1/models`, which lists the model under its name and each alias.
 pub(crate) fn models(served: &ServedModel) -> String {
     let names = std::iter::once(&served.options.name).chain(&served.options.aliases);
     let data: Vec<Value> = names.map(|name| described(name, served)).collect();
     json!({ "object": "list", "data": data }).to_string()
 }
 
-/// `/v1/models/{id}`; `id` is the path segment, still percent-encoded.
+/// Response of `/v1/models/{id}`; `id` is the path segment, still percent-encoded.
 ///
 /// # Errors
 /// 404 if the model does not exist.
@@ -35,7 +35,7 @@ pub fn model(id: &str, served: &ServedModel) -> Result<String, ApiError> {
     Ok(described(&name, served).to_string())
 }
 
-/// OpenAI's four keys, vLLM's `root` and `max_model_len`, llama.cpp's `meta`.
+/// Model description: OpenAI's keys, vLLM's `root` and `max_model_len`, and llama.cpp's `meta`.
 fn described(name: &str, served: &ServedModel) -> Value {
     let config = served.config();
     json!({
@@ -54,16 +54,16 @@ fn described(name: &str, served: &ServedModel) -> Value {
     })
 }
 
-/// `/version`.
+/// Response of `/version`.
 pub(crate) fn version() -> String {
     json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
-/// llama.cpp's names for the options in `/props`, except the temperature.
+/// Options that `/props` reports under llama.cpp's names, in addition to `temperature`.
 const LLAMA_CPP_NAMES: [&str; 7] =
     ["top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty"];
 
-/// `/props`: the default settings of a request, under llama.cpp's names.
+/// Response of `/props`: the default request settings, under llama.cpp's names.
 pub(crate) fn props(served: &ServedModel) -> String {
     let config = sampling(GenerationOptions::default(), served);
     let values = json!(config);
@@ -88,7 +88,7 @@ pub(crate) fn props(served: &ServedModel) -> String {
     .to_string()
 }
 
-/// `/health` response of a ready server; a server that is not ready returns an error.
+/// Response of `/health` when the server is ready; otherwise the route returns an error.
 pub(crate) fn health() -> String {
     json!({ "status": "ok" }).to_string()
 }

@@ -59,7 +59,7 @@ type Computation = Box<dyn FnOnce(&Gpt2LMHeadModel, usize) -> Result<Conclusion,
 type Conclusion = Box<dyn FnOnce(&ServedModel) -> Outcome + Send>;
 type Then<T> = Box<dyn FnOnce(T, &ServedModel) -> Outcome + Send>;
 
-/// Pending questions for a classifier, and its classifications so far.
+/// Questions that the classifier has not answered yet, and its classifications so far.
 struct Labeling {
     questions: IntoIter<Question>,
     classified: Vec<Classification>,
@@ -160,14 +160,14 @@ impl Analysis {
         self.texts
     }
 
-    /// Number of prompt tokens reported in the usage, for embeddings and classification.
+    /// Number of prompt tokens that embeddings and classification report under `usage`.
     pub fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
     }
 
-    /// Computes the next piece, at most `tokens` tokens.
+    /// Computes the next piece of work, covering at most `tokens` tokens.
     ///
-    /// If all tokens are computed at once, the values equal the library's bit for bit.
+    /// If one call computes all tokens, the values equal the library's bit for bit.
     ///
     /// # Errors
     /// If the model fails.
@@ -196,7 +196,7 @@ impl Analysis {
         Ok(Self { piece, ..self })
     }
 
-    /// Classifies up to `texts` of the remaining texts, but at least one.
+    /// Classifies the next `texts` texts, or one if `texts` is 0.
     ///
     /// # Errors
     /// If the classifier fails.
@@ -234,7 +234,7 @@ impl Analysis {
         Ok(Self { piece, ..self })
     }
 
-    /// Runs the model-free part; returns the reply after the last piece, and the analysis before that.
+    /// Runs the next part if it needs no model; returns the reply once all parts are done.
     ///
     /// # Errors
     /// If the results cannot be converted to a reply.
@@ -246,7 +246,7 @@ impl Analysis {
         Ok(outcome.map_continue(|piece| Self { piece, ..self }))
     }
 
-    /// Computes and concludes the next piece with all tokens at once.
+    /// Computes the next piece for all tokens at once, then concludes it.
     ///
     /// Successive `/look/next` requests often concern the same text, so `reading` caches its prefill.
     pub(crate) fn step(
@@ -271,7 +271,7 @@ fn record(
     Piece::Record { ids, sites, then: Box::new(then) }
 }
 
-/// Creates a piece that computes with the model, then concludes without it.
+/// Creates a piece that runs `of` with the model, then `then` without it.
 fn compute<T: Send + 'static, E: Into<ApiError>>(
     of: impl FnOnce(&Gpt2LMHeadModel, usize) -> Result<T, E> + Send + 'static,
     then: impl FnOnce(T, &ServedModel) -> Outcome + Send + 'static,
@@ -282,7 +282,7 @@ fn compute<T: Send + 'static, E: Into<ApiError>>(
     }))
 }
 
-/// Records the input of the output head, `(1, T, C)`.
+/// Records the output head's input, `(1, T, C)`.
 fn record_hidden(ids: Vec<u32>, then: impl FnOnce(&Tensor) -> Outcome + Send + 'static) -> Piece {
     let site = Site::outside(SiteKind::FinalNorm);
     record(ids, vec![site], move |record, _| then(record.get(site)?))
@@ -321,13 +321,13 @@ struct LensPass {
     layer: Option<usize>,
     /// Index of the next token.
     token: usize,
-    /// Log-probabilities of the last layer, one row for each token.
+    /// Log-probabilities from the last layer, one row for each token.
     last: Vec<Vec<f32>>,
     cells: Vec<LensCell>,
 }
 
 impl LensPass {
-    /// Creates a piece that computes one layer's logits for the next tokens, `(1, T, V)`.
+    /// Creates a piece that computes one layer's logits at the next tokens, `(1, T, V)`.
     fn next_piece(self) -> Piece {
         let (last_layer, first) = (self.residuals.len() - 1, self.token);
         let layer = self.layer.unwrap_or(last_layer);

@@ -1,10 +1,10 @@
-//! Calls that generate text.
+//! Text generation calls.
 
 use candle_gpt2_generation::Request;
 
 use crate::Answer;
 
-/// Completions requested by a single body.
+/// Call for the completions that one request body asks for.
 ///
 /// [`ServedModel::read`](crate::ServedModel::read) returns it inside [`Work::Texts`](crate::Work).
 #[derive(Debug)]
@@ -15,6 +15,6 @@ pub struct Call {
     pub answer: Answer,
     /// Whether the response is streamed.
     pub stream: bool,
-    /// Maximum size in bytes of the activations kept for the answer, four bytes per value.
+    /// Maximum size of the activations stored for the answer, in bytes, with four bytes per value.
     pub activation_bytes: usize,
 }

@@ -23,8 +23,8 @@ fields! {
         model: Option<Text<MAX_NAME_BYTES>>,
         /// Texts to classify. Names of special tokens in a text are parsed as special tokens.
         @required input: Option<Prompts>,
-        /// Number of tokens to keep from the end of a longer text; -1 keeps what fits into the context.
-        /// Only the end of a text of more than 1 MiB is read.
+        /// Number of tokens to keep from the end of a text; -1 keeps all that fit into the context.
+        /// If a text exceeds 1 MiB, only its end is read.
         truncate_prompt_tokens: Option<Truncation>,
         /// Whether `probs` are label scores; otherwise they are logits.
         use_activation | activation | softmax: bool = true,
@@ -38,7 +38,7 @@ fields! {
     ]
 }
 
-/// Questions for a classifier, and the answer that collects its classifications.
+/// Questions for a classifier, and the answer that collects the classifications.
 #[derive(Debug)]
 pub(crate) struct ClassifyCall {
     /// One question for each text.
@@ -47,7 +47,7 @@ pub(crate) struct ClassifyCall {
     pub(crate) answer: ClassifyAnswer,
 }
 
-/// Answer that still lacks the classifications.
+/// Answer that waits for the classifications.
 #[derive(Debug)]
 pub(crate) struct ClassifyAnswer {
     id: String,
@@ -96,7 +96,7 @@ fn questions(
         Some(Truncation::ToContext) => Some(n_positions),
         Some(Truncation::ToTokens(tokens)) => Some(tokens),
     };
-    // A text truncated to more tokens than the context is still too long.
+    // If the request keeps more tokens than the context holds, a longer text is rejected rather than cut.
     let keep_last = kept.filter(|kept| *kept <= n_positions).map(|_| n_positions);
     let paths: Vec<String> = (0..input.prompts.len()).map(|prompt| input.path(prompt)).collect();
     let mut questions = Vec::with_capacity(paths.len());

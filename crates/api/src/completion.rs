@@ -15,9 +15,9 @@ use crate::{ApiError, ServedModel, Warnings};
 
 /// Maximum number of prompts; a server may allow fewer.
 const MAX_PROMPTS: usize = 2048;
-/// Maximum number of tokens in a prompt, above any context length because prompts may be truncated.
+/// Maximum number of tokens in a prompt; exceeds any context, because prompts may be truncated.
 const MAX_PROMPT_TOKENS: usize = 1 << 20;
-/// Maximum `best_of`, same as OpenAI's.
+/// Maximum `best_of`, as in OpenAI's API.
 const MAX_BEST_OF: usize = 20;
 
 fields! {
@@ -26,8 +26,8 @@ fields! {
         /// Prompt to continue; if absent or empty, the BOS token. Names of special tokens in a text are
         /// parsed as special tokens.
         prompt: Option<Prompts>,
-        /// Maximum number of new tokens, which must fit into the context with the prompt. Default: 100, or
-        /// fewer if 100 do not fit. 0 generates nothing; with `echo`, it scores the prompt.
+        /// Maximum number of new tokens; they must fit into the context together with the prompt. Default:
+        /// 100, or fewer if 100 do not fit. 0 generates nothing; with `echo`, it scores the prompt.
         max_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
         /// Number of candidates; the `n` with the highest mean log-probability are returned. At least `n`,
         /// at most 20 (or `n` if larger), and equal to `n` in a stream.
@@ -69,14 +69,14 @@ pub struct CompletionRequest {
 }
 
 impl CompletionRequest {
-    /// Reads a body.
+    /// Parses a request body.
     ///
     /// Unknown fields become warnings in the answer. A [strict](crate::ApiOptions::strict) server rejects
     /// them.
     ///
     /// # Errors
     /// If the body is not a JSON object, or a field has the wrong type, is out of range or is unsupported.
-    /// The message names the field, the expected value and the found value.
+    /// The message names the field, the expected value and the value found.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         Self::from_body(&mut Body::parse(body, &FIELDS)?)
     }
@@ -117,7 +117,7 @@ pub(crate) fn supported_names(fields: &'static [Field]) -> impl Iterator<Item = 
 
 fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<usize, ApiError> {
     let Count(n) = options.fields.n;
-    // `best_of` may always be as large as `n`.
+    // An `n` above the maximum raises the maximum to `n`.
     let most = MAX_BEST_OF.max(n);
     match best_of.max(1) {
         best_of if best_of > most => {
@@ -131,7 +131,7 @@ fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<u
     }
 }
 
-/// Prompts of a request.
+/// Prompts in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Prompts {
     /// Field that contains the prompts.
@@ -164,7 +164,7 @@ impl Prompts {
         if self.is_list { format!("{}[{prompt}]", self.field) } else { self.field.into() }
     }
 
-    /// Validates the prompts in `input`: at least one and within the server's limit.
+    /// Checks that `input` is present and that its prompts do not exceed the server's limit.
     pub(crate) fn of_input(input: Option<Self>, served: &ServedModel) -> Result<Self, ApiError> {
         let input = input.ok_or_else(|| wrong_value("input", SHAPES, "nothing"))?;
         let input = Self { field: "input", ..input };
@@ -172,7 +172,7 @@ impl Prompts {
         Ok(input)
     }
 
-    /// Rejects more prompts than the server's limit.
+    /// Rejects more prompts than the server allows.
     pub(crate) fn check_count(&self, served: &ServedModel) -> Result<(), ApiError> {
         let (field, most, found) = (self.field, served.options.limits.max_prompts, self.prompts.len());
         if found <= most {
@@ -221,7 +221,7 @@ impl<'de> Deserialize<'de> for Prompts {
     }
 }
 
-/// Nonempty token ids of a prompt.
+/// Nonempty list of a prompt's token ids.
 struct PromptIds(Vec<u32>);
 
 impl<'de> Deserialize<'de> for PromptIds {

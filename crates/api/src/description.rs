@@ -27,7 +27,7 @@ const OF_FILES: &str = "A safetensors file, if the `Accept` header asks for this
 /// Maximum width of an object or list on a single line.
 const WIDTH: usize = 120;
 
-/// Name and schema of a route's body.
+/// Schema name and fields of a route's request body.
 fn request(endpoint: Endpoint) -> Option<(&'static str, &'static [Field])> {
     Some(match endpoint {
         Endpoint::Completions => ("CompletionRequest", &completion::FIELDS),
@@ -48,7 +48,7 @@ fn request(endpoint: Endpoint) -> Option<(&'static str, &'static [Field])> {
     })
 }
 
-/// Error responses of a route, by status code.
+/// Error responses for a route, keyed by status code.
 fn errors(route: &Route) -> Vec<(&'static str, &'static str)> {
     let is_post = route.method == "POST";
     let waits_in_queue =
@@ -72,7 +72,7 @@ fn schema_of(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-/// Operation of a route; `entry` is its entry in `answers.json`.
+/// OpenAPI operation for a route; `entry` is the route's entry in `answers.json`.
 fn operation(route: &Route, entry: &Value) -> Value {
     let mut content = match entry["answer"].as_str() {
         Some(answer) => json!({ "application/json": { "schema": schema_of(answer) } }),
@@ -141,7 +141,7 @@ fn description() -> Value {
     })
 }
 
-/// Formats JSON; objects and lists that fit stay on one line.
+/// Formats JSON; keeps objects and lists that fit on a single line.
 fn format_json(value: &Value, indent: usize, before: usize) -> String {
     let line = value.to_string();
     let entries: Vec<(String, &Value)> = match value {

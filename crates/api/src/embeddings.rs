@@ -23,15 +23,15 @@ fields! {
         model: Option<Text<MAX_NAME_BYTES>>,
         /// A text, a list of texts, token ids, or lists of token ids; none may be empty.
         @required input: Option<Prompts>,
-        /// `float`, a list of numbers, or `base64` of little-endian f32.
+        /// Vector encoding: `float` (a list of numbers) or `base64` (little-endian f32 values).
         encoding_format: Encoding = Encoding::Float,
         /// Vector size; only the model's hidden size is supported.
         dimensions: Option<Integer>,
-        /// The mean of all hidden states, or the hidden state of the last token.
+        /// Pooling method: `mean` (of all hidden states) or `last` (the last token's hidden state).
         pooling: Pooling = Pooling::Mean,
         /// Whether vectors are divided by their Euclidean norm.
         normalize: bool = true,
-        /// Number of tokens to keep from the end of a text; -1 keeps what fits into the context.
+        /// Number of tokens to keep from the end of a text; -1 keeps all that fit into the context.
         truncate_prompt_tokens: Option<Truncation>,
     }
     ignored ["user", "priority", "add_special_tokens"]
@@ -42,7 +42,7 @@ words! {
     Pooling { "mean" => Mean, "last" => Last }
 }
 
-/// Texts to embed, and the answer that collects their vectors.
+/// Texts to embed, and the answer that collects the vectors.
 #[derive(Debug)]
 pub(crate) struct EmbeddingsCall {
     /// Token ids of each text.
@@ -51,7 +51,7 @@ pub(crate) struct EmbeddingsCall {
     pub(crate) answer: EmbeddingsAnswer,
 }
 
-/// Answer that collects the hidden states of one text at a time.
+/// Answer that collects the vectors, one text at a time.
 #[derive(Debug)]
 pub(crate) struct EmbeddingsAnswer {
     model: String,
@@ -73,7 +73,7 @@ impl EmbeddingsCall {
         let input = Prompts::of_input(fields.input, served)?;
         let tokens = tokens_of(input, fields.truncate_prompt_tokens, 0, served)?;
         if let Some(tokens) = tokens.iter().find(|tokens| tokens.echo_start > 0) {
-            let message = format!("{}: empty; add some text", tokens.path);
+            let message = format!("{}: the text is empty; add some text", tokens.path);
             return Err(ApiError::invalid(message).with_param(&tokens.path));
         }
         let width = served.config().n_embd;

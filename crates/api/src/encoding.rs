@@ -1,4 +1,4 @@
-//! Encoding of vectors in answers.
+//! Vector encoding in responses.
 
 use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
@@ -6,11 +6,11 @@ use serde::{Serialize, Serializer};
 use crate::body::words;
 
 words! {
-    /// Encoding of a vector.
+    /// Vector encoding.
     Encoding { "float" => Float, "base64" => Base64 }
 }
 
-/// Vector and its encoding, for serialization.
+/// Vector to serialize, and its encoding.
 pub(crate) struct Numbers<'a> {
     pub(crate) numbers: &'a [f32],
     pub(crate) encoding: Encoding,

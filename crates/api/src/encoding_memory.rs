@@ -1,7 +1,7 @@
 //! Memory budget for tokenizing requests: a semaphore counted in bytes.
 //!
-//! A tokenizer needs up to a few hundred bytes for each byte of text. Long texts therefore wait for each
-//! other, regardless of the number of threads that read requests.
+//! A tokenizer needs up to a few hundred bytes for each byte of text. Long texts therefore wait for one
+//! another, no matter how many threads read requests.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,22 +12,22 @@ use crate::ApiError;
 const ALL_BYTES: usize = 96 << 20;
 /// Memory limit for one text. A text that needs more than [`ALL_BYTES`] is encoded alone.
 const MAX_BYTES: usize = 192 << 20;
-/// Memory below which a text needs no permit; the number of threads limits the total.
+/// Maximum memory that needs no permit; the number of threads bounds the total for such texts.
 const SMALL_BYTES: usize = 8 << 20;
 /// Maximum wait for memory.
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Time after which a client should retry.
+/// Retry delay for clients.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Semaphore for the memory of texts being encoded.
+/// Semaphore for the memory that encoding needs.
 #[derive(Debug)]
 pub(crate) struct EncodingMemory {
-    /// Free bytes.
+    /// Number of bytes available for permits.
     free: Mutex<usize>,
     freed: Condvar,
 }
 
-/// Permit for the memory of one text, released on drop.
+/// Memory permit for one text, released on drop.
 #[derive(Debug)]
 pub(crate) struct Permit<'a> {
     memory: &'a EncodingMemory,
@@ -77,7 +77,7 @@ impl EncodingMemory {
         *free -= permitted;
         drop(free);
         let permit = Permit { memory: self, bytes: permitted };
-        // Without this check, the process could abort while encoding if its address space is limited.
+        // If the address space is limited, encoding could otherwise abort the process.
         let is_available = Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
         if is_available { Ok(permit) } else { Err(busy()) }
     }

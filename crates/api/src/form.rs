@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::ApiError;
 use crate::body::{Body, Described, List, Text, fields, inner, without_position, words, wrong_value};
 
-/// Maximum length in bytes of a schema or a grammar in a body.
+/// Maximum length of a schema or grammar in a body, in bytes.
 const MAX_GRAMMAR_BYTES: usize = candle_gpt2_grammar::MAX_SOURCE_BYTES;
 /// Maximum number of choices.
 const MAX_CHOICES: usize = 1024;
@@ -34,7 +34,7 @@ fields! {
     FormFields {
         /// Format of the completion, as in OpenAI's API.
         response_format: Option<FormatFields>,
-        /// Format of the completion, as in vLLM's API; exactly one field is set.
+        /// Format of the completion, as in vLLM's API; set exactly one field.
         structured_outputs: Option<OutputFields>,
         /// A JSON schema that the completion conforms to.
         guided_json | json_schema: Option<Schema>,
@@ -42,12 +42,12 @@ fields! {
         guided_regex: Option<Text<MAX_REGEX_BYTES>>,
         /// A grammar in llguidance's variant of Lark that the completion conforms to.
         guided_grammar: Option<Text<MAX_GRAMMAR_BYTES>>,
-        /// Choices; the completion is exactly one of these texts.
+        /// Texts to choose from; the completion is exactly one of them.
         guided_choice: Option<Choices>,
     }
 }
 
-/// Reads the grammar for the completion, and the name of the field that sets it.
+/// Reads the completion's grammar and the name of the field that contains the grammar.
 pub(crate) fn read_grammar(body: &mut Body<'_>) -> Result<Option<(String, Grammar)>, ApiError> {
     let fields: FormFields = body.read()?;
     let grammars = [
@@ -100,7 +100,7 @@ fn of_outputs(outputs: OutputFields, body: &Body<'_>) -> Result<Grammar, ApiErro
     }
 }
 
-/// Creates a grammar that accepts one of several texts.
+/// Creates a grammar that accepts any one of several texts.
 fn of_choices(List(texts): Choices, field: &str, body: &Body<'_>) -> Result<Grammar, ApiError> {
     let texts: Vec<String> = texts.into_iter().map(|Text(text)| text).collect();
     match Grammar::choice(&texts) {
@@ -112,7 +112,7 @@ fn of_choices(List(texts): Choices, field: &str, body: &Body<'_>) -> Result<Gram
     }
 }
 
-/// JSON schema, possibly as a string; `true` allows any object.
+/// JSON schema as an object or a string; `true` allows any object.
 #[derive(Debug, Clone)]
 pub(crate) struct Schema(Grammar);
 
@@ -168,7 +168,7 @@ fields! {
 }
 
 fields! {
-    /// Named schema; always enforced exactly, like OpenAI's `strict`.
+    /// Named schema; always enforced exactly, as with OpenAI's `strict`.
     NamedSchema {
         /// A JSON schema.
         @required schema: Option<Schema>,

@@ -27,9 +27,9 @@ use crate::prompts::{PromptTokens, tokens_of};
 use crate::recorded::{Inspected, ShownSites, observers};
 use crate::{Answer, ApiError, Call, ServedModel};
 
-/// Bytes in one activation value.
+/// Size of one activation value, in bytes.
 const F32_BYTES: usize = 4;
-/// Error message of a server that does not expose activations.
+/// Error message if the server does not expose activations.
 const OFF: &str = "this server does not expose activations or steering; start it with --activations";
 
 fields! {
@@ -44,11 +44,11 @@ fields! {
         @required sites: List<Text<MAX_SITE_BYTES>, MAX_SITES>,
         /// `last` (the default), `all`, or a list of positions counted from 0.
         positions: Option<TextOrList<NamedPositions, Index, MAX_POSITIONS>>,
-        /// `base64` of little-endian f32, or `float`, a list of numbers.
+        /// Value encoding: `base64` (little-endian f32 values) or `float` (a list of numbers).
         encoding_format: Encoding = Encoding::Base64,
         /// Edits to activations, applied at every token before the values are returned.
         steering: List<SteeringFields, MAX_STEERING>,
-        /// Number of tokens to keep from the end of a text; -1 keeps what fits into the context.
+        /// Number of tokens to keep from the end of a text; -1 keeps all that fit into the context.
         truncate_prompt_tokens: Option<Truncation>,
     }
     ignored ["user", "priority", "add_special_tokens"]
@@ -68,16 +68,16 @@ struct ActivationSelection {
     positions: PositionSelection,
     part: SequencePart,
     encoding: Encoding,
-    /// Prefix of the field names: empty, or the field that contains them.
+    /// Prefix for field names in error messages: empty, or the name of the enclosing field.
     path: &'static str,
 }
 
-/// Positions to return from a part of a sequence.
+/// Positions to return within a part of a sequence.
 #[derive(Debug)]
 enum PositionSelection {
     Last,
     All,
-    /// Each position once, with the index of its first occurrence in the request's list.
+    /// Distinct positions, each with the index of its first occurrence in the request's list.
     These(BTreeMap<usize, usize>),
 }
 
@@ -118,7 +118,7 @@ impl InsideOptions {
 }
 
 impl ServedModel {
-    /// Checks that this server exposes activations; the error blames `field`.
+    /// Checks that this server exposes activations; if it does not, the error names `field`.
     pub(crate) fn check_inside(&self, field: Option<&str>) -> Result<(), ApiError> {
         match (self.options.activations, field) {
             (true, _) => Ok(()),
@@ -137,19 +137,19 @@ impl Inside {
         !self.edits.is_empty()
     }
 
-    /// Block before which prefill may stop, if only the prompt's activations are needed.
+    /// Block at which a prefill that only needs the prompt's activations may stop.
     fn stop_at_layer(&self) -> Option<usize> {
         stop_after(self.shown.as_ref()?.sites.iter().copied())
     }
 
-    /// Hook points and encoding for the answer.
+    /// Hook points to return in the response, and the encoding of their values.
     pub(crate) fn shown_sites(&self, served: &ServedModel) -> Option<Box<ShownSites>> {
         let ActivationSelection { sites, encoding, .. } = self.shown.as_ref()?;
         let (sites, config) = (sites.clone(), served.config().clone());
         Some(Box::new(ShownSites { sites, config, encoding: *encoding }))
     }
 
-    /// Maximum activation bytes of all sequences; an error above the server's limit.
+    /// Maximum activation size of all sequences, in bytes; an error if it exceeds the server's limit.
     pub(crate) fn bytes(
         &self,
         prompts: &[PromptTokens],
@@ -178,7 +178,7 @@ impl Inside {
         Ok(bytes)
     }
 
-    /// Creates an inspection for each sequence of a prompt, or none if nothing is requested.
+    /// Creates an inspection for each of a prompt's sequences, or none if nothing is requested.
     pub(crate) fn inspections(
         &self,
         prompt_tokens: usize,
@@ -204,7 +204,7 @@ impl ServedModel {
             let names: Vec<&str> = dictionaries.keys().map(String::as_str).collect();
             let known = match names.is_empty() {
                 true => "this server has no dictionaries; start it with --dictionary".to_owned(),
-                false => format!("this server has {}", one_of(&names)),
+                false => format!("expected {}", one_of(&names)),
             };
             return Err(ApiError::invalid(format!("{path}: unknown dictionary; {known}")).with_param(path));
         };
@@ -220,7 +220,7 @@ impl ServedModel {
 }
 
 impl ActivationSelection {
-    /// Positions to record in a sequence, and the maximum number of tokens that the model reads.
+    /// Positions to record in a sequence, and the end of the requested part.
     fn positions_of(
         &self,
         prompt_tokens: usize,
@@ -263,7 +263,7 @@ impl ActivationSelection {
     }
 }
 
-/// Hook points named in a list, in list order.
+/// Resolves a list of hook point names, in list order.
 fn sites_of(
     List(names): List<Text<MAX_SITE_BYTES>, MAX_SITES>,
     before: &str,
@@ -309,7 +309,7 @@ fn edit_of(fields: SteeringFields, path: &str, served: &ServedModel) -> Result<(
         if let Some((field, _)) = conflicting.into_iter().find(|(_, is_set)| *is_set) {
             let path = format!("{path}.{field}");
             let message =
-                format!("{path}: cannot be combined with a dictionary feature; leave out one of them");
+                format!("{path}: cannot be combined with a dictionary feature; set only one of the two");
             return Err(ApiError::invalid(message).with_param(path));
         }
         let Text(name) = dictionary.ok_or_else(|| missing("dictionary", "the name of a dictionary"))?;
@@ -351,12 +351,12 @@ fn steered_site(name: &str, path: &str, served: &ServedModel) -> Result<Site, Ap
     let site = named_site(name).map_err(|error| refused(error.to_string()))?;
     let n_layer = served.config().n_layer;
     if site.layer.is_some_and(|layer| layer >= n_layer) {
-        // The error reports the number of layers.
+        // Resolves the name again for its error, which reports the number of layers.
         named_sites(name, n_layer).map_err(|error| refused(error.to_string()))?;
     }
     match site.kind {
         SiteKind::Ln1Scale | SiteKind::Ln2Scale | SiteKind::LnFinalScale => {
-            Err(refused(format!("{site} is one number per token; steer at a hook point that has a vector")))
+            Err(refused(format!("{site} has one number per token; steer at a hook point that has a vector")))
         }
         SiteKind::AttnScores | SiteKind::Pattern => Err(refused(format!(
             "{site} has a number for each pair of tokens; steer at a hook point that has a vector for each token"

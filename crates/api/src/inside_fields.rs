@@ -7,7 +7,7 @@ use crate::ApiError;
 use crate::body::{Body, Count, Described, List, Text, TextOrList, fields, number, parse_raw, words};
 use crate::encoding::Encoding;
 
-/// Maximum number of hook point names in a request; each may match one in every block.
+/// Maximum number of hook point names in a request; each may match a hook point in every block.
 pub(crate) const MAX_SITES: usize = 256;
 /// Maximum length of a hook point or dictionary name, in bytes.
 pub(crate) const MAX_SITE_BYTES: usize = 100;
@@ -18,7 +18,7 @@ pub(crate) const MAX_VECTOR: usize = 1 << 20;
 pub(crate) const MAX_STEERING: usize = 256;
 
 fields! {
-    /// Fields for activations and steering in both completion routes.
+    /// Fields for activations and steering, shared by both completion routes.
     InsideFields {
         /// Activations to return with each choice, as `activations` and `activations_info`; a stream sends
         /// them in the last chunk. Needs a server with --activations.
@@ -40,23 +40,23 @@ fields! {
         /// Tokens whose activations are returned: the prompt's (the default), the completion's, or both. The
         /// model does not read the last token of a completion, so that token has no activations.
         of: Option<SequencePart>,
-        /// `base64` of little-endian f32 (the default), or `float`, a list of numbers.
+        /// Value encoding: `base64` (little-endian f32 values, the default) or `float` (a list of numbers).
         encoding_format: Option<Encoding>,
     }
 }
 
 fields! {
-    /// Steering edit: a vector at a hook point, or an SAE feature of a dictionary loaded at startup.
+    /// Steering edit: a vector at a hook point, or an SAE feature from a dictionary loaded at startup.
     SteeringFields {
         /// TransformerLens name of the hook point, such as `blocks.6.hook_resid_pre`.
         site: Option<Text<MAX_SITE_BYTES>>,
-        /// Vector with the hook point's size per token: a list, or base64 of little-endian f32.
+        /// Vector as large as one token's activation: a list of numbers, or base64 of little-endian f32.
         vector: Option<TextOrList<String, Real, MAX_VECTOR>>,
         /// The name of a dictionary, instead of `site` and `vector`.
         dictionary: Option<Text<MAX_SITE_BYTES>>,
         /// Index of a feature in the dictionary; the vector is its decoder direction.
         feature: Option<Index>,
-        /// Strength of the edit: 1 by default; 0 leaves the model unchanged.
+        /// Strength of the edit; the default is 1, and 0 leaves the model unchanged.
         scale: Option<Real>,
         /// `add`, the default, adds scale × vector; `project_out` subtracts scale × the projection onto the
         /// vector; `replace` sets x + scale × (vector − x).
@@ -100,7 +100,7 @@ impl Described for Real {
     }
 }
 
-/// Unvalidated activations and steering fields of a request.
+/// Unvalidated activations and steering fields in a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InsideOptions {
     pub(crate) activations: Option<ActivationFields>,

@@ -1,8 +1,8 @@
 #![doc = include_str!("../README.md")]
 //!
 //! [`ServedModel`] is a model with its names and limits, without weights. [`ServedModel::read`] parses a
-//! request on any thread into [`Work`], or returns an [`ApiError`] that names the wrong field. A [`Session`]
-//! runs work for one thread. [`ROUTES`] lists the paths, and [`OPENAPI`] describes them.
+//! request on any thread into [`Work`], or returns an [`ApiError`] that names the invalid field. A
+//! [`Session`] runs work on one thread. [`ROUTES`] lists the paths, and [`OPENAPI`] describes them.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod about;

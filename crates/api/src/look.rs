@@ -22,18 +22,18 @@ use crate::plan::{config_of, processors_of};
 use crate::prompts::{check_ids, check_length, encode};
 use crate::{ApiError, Reply, ServedModel, Warnings};
 
-/// Maximum tokens for attention; larger responses are too big to send.
+/// Maximum number of tokens for attention; a longer text would make the response too large to send.
 const MAX_ATTENTION_TOKENS: usize = 256;
-/// Maximum attention weights in one analysis, enough for 144 heads of the longest text.
+/// Maximum number of attention weights in one analysis; enough for 144 heads and the longest text.
 const MAX_WEIGHTS: usize = 10_000_000;
-/// Maximum tokens for the lens, which computes vocabulary logits for each layer and token.
+/// Maximum number of tokens for the lens, which computes logits for each layer and token.
 const MAX_LENS_TOKENS: usize = 128;
-/// Maximum tokens for features, which are computed for each layer and token.
+/// Maximum number of tokens for features, which are computed for each layer and token.
 const MAX_FEATURES_TOKENS: usize = 128;
 /// Maximum and default number of features per layer and token.
 const MAX_STRONGEST: usize = 32;
 const STRONGEST: usize = 3;
-/// Maximum tokens for a graph, which has edges between the features of all tokens.
+/// Maximum number of tokens for a graph, which has edges between the features of all tokens.
 const MAX_GRAPH_TOKENS: usize = 64;
 /// Maximum and default number of features with incoming edges.
 ///
@@ -43,9 +43,9 @@ const GRAPH_FEATURES: usize = 600;
 /// Maximum and default number of next-token candidates.
 const MAX_TOP: usize = 1000;
 const TOP: usize = 20;
-/// Maximum number of layers in a list, above any model's layer count.
+/// Maximum number of layers in a list; exceeds any model's layer count.
 const MAX_LAYERS: usize = 1 << 12;
-/// Maximum number of tokens in a body, above any context length; the model's limit is checked later.
+/// Maximum number of tokens in a body, above any context length; the context is checked later.
 const MAX_TOKENS: usize = 1 << 20;
 
 fields! {
@@ -53,7 +53,7 @@ fields! {
     AttentionFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// Layers to show; by default all.
+        /// Layers to show; all layers by default.
         layers: Option<List<Number, MAX_LAYERS>>,
     }
 }
@@ -80,11 +80,11 @@ fields! {
         @required prompt: Option<LookText>,
         /// The layer.
         @required layer: Option<Number>,
-        /// The head of the layer.
+        /// The head within the layer.
         @required head: Option<Number>,
         /// Index of the query token, from 0; negative values count from the end.
         query: Integer = Integer(-1),
-        /// Index of the key token; by default the query.
+        /// Index of the key token; the query token by default.
         key: Option<Number>,
     }
 }
@@ -94,7 +94,7 @@ fields! {
     FeaturesFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// Layers to show; by default all.
+        /// Layers to show; all layers by default.
         layers: Option<List<Number, MAX_LAYERS>>,
         /// Number of features shown per layer and token, strongest first.
         top: Count<1, MAX_STRONGEST> = Count(STRONGEST),
@@ -120,21 +120,21 @@ fields! {
         @required prompt: Option<LookText>,
         /// Number of features whose edges are computed, most influential first.
         max_feature_nodes: Count<1, MAX_GRAPH_FEATURES> = Count(GRAPH_FEATURES),
-        /// Fraction of the total influence that the kept nodes cover: from 0 to 1, by default 0.8.
+        /// Fraction of the total influence that the kept nodes cover, from 0 to 1; 0.8 by default.
         node_threshold: Option<Real>,
-        /// Fraction of the total influence that the kept edges cover: from 0 to 1, by default 0.98.
+        /// Fraction of the total influence that the kept edges cover, from 0 to 1; 0.98 by default.
         edge_threshold: Option<Real>,
     }
 }
 
 fields! {
-    /// Fields of `/look/next`, in addition to those of a completion.
+    /// Fields of `/look/next`, in addition to a completion's fields.
     NextFields {
         /// The text.
         @required prompt: Option<LookText>,
         /// Index of the token whose successor is predicted, from 0; negative values count from the end.
         at: Integer = Integer(-1),
-        /// Number of tokens that belong to the prompt; the others count as generated. By default all.
+        /// Number of tokens that belong to the prompt, all by default; the others count as generated.
         prompt_tokens: Option<Number>,
         /// Number of candidates to return.
         top: Count<0, MAX_TOP> = Count(TOP),
@@ -147,7 +147,7 @@ type Number = Count<0, MAX_TOKENS>;
 /// Text to analyze.
 type LookText = TextOrList<String, TokenId, MAX_TOKENS>;
 
-/// All fields of `/look/next`; its `prompt` replaces the `prompt` of completions.
+/// All fields of `/look/next`; the route's own `prompt` replaces the completion field of that name.
 pub(crate) static NEXT: LazyLock<Vec<Field>> = LazyLock::new(|| {
     let is_inside = |field: &Field| InsideFields::fields().iter().any(|inside| inside.name == field.name);
     let of_completion =
@@ -213,7 +213,7 @@ pub(crate) struct FeaturesRequest {
 pub(crate) struct FeatureRequest {
     /// Token ids of the text.
     pub(crate) ids: Vec<u32>,
-    /// Transcoder of the layer.
+    /// Transcoder for the layer.
     pub(crate) dictionary: Dictionary,
     /// Index of the feature.
     pub(crate) feature: usize,
@@ -229,9 +229,9 @@ pub(crate) struct FeatureRequest {
 pub(crate) struct GraphRequest {
     /// Token ids of the text.
     pub(crate) ids: Vec<u32>,
-    /// Transcoders of all layers.
+    /// Transcoders for all layers.
     pub(crate) transcoders: Transcoders,
-    /// Limits and pruning of the graph.
+    /// Size limits and pruning thresholds for the graph.
     pub(crate) graph: Graph,
     /// Warnings about unknown fields.
     pub(crate) warnings: Warnings,
@@ -256,7 +256,7 @@ pub(crate) struct NextRequest {
 }
 
 impl AttentionRequest {
-    /// Reads a body.
+    /// Parses and validates a request body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, AttentionFields::fields())?;
         let warnings = served.checked_warnings(&body)?;
@@ -309,7 +309,7 @@ fn wrong_layers(body: &Body<'_>, served: &ServedModel) -> ApiError {
 }
 
 impl FeaturesRequest {
-    /// Reads a body.
+    /// Parses and validates a request body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, FeaturesFields::fields())?;
         let warnings = served.checked_warnings(&body)?;
@@ -324,7 +324,7 @@ impl FeaturesRequest {
 }
 
 impl FeatureRequest {
-    /// Reads a body.
+    /// Parses and validates a request body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, FeatureFields::fields())?;
         let warnings = served.checked_warnings(&body)?;
@@ -338,7 +338,7 @@ impl FeatureRequest {
 }
 
 impl GraphRequest {
-    /// Reads a body.
+    /// Parses and validates a request body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, GraphFields::fields())?;
         let warnings = served.checked_warnings(&body)?;
@@ -361,7 +361,7 @@ impl GraphRequest {
     }
 }
 
-/// Transcoders of the model, one per layer.
+/// Transcoders for the model, one per layer.
 fn transcoders(served: &ServedModel) -> Result<&[Dictionary], ApiError> {
     let found = served.options.transcoders.get().filter(|found| found.len() == served.config().n_layer);
     found.map(Vec::as_slice).ok_or_else(|| {
@@ -373,7 +373,7 @@ fn transcoders(served: &ServedModel) -> Result<&[Dictionary], ApiError> {
 }
 
 impl LensRequest {
-    /// Reads a body.
+    /// Parses and validates a request body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, LensFields::fields())?;
         let warnings = served.checked_warnings(&body)?;
@@ -390,7 +390,7 @@ impl LensRequest {
 }
 
 impl HeadRequest {
-    /// Reads a body.
+    /// Parses and validates a request body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, HeadFields::fields())?;
         let warnings = served.checked_warnings(&body)?;
@@ -408,7 +408,7 @@ impl HeadRequest {
 }
 
 impl NextRequest {
-    /// Reads a body.
+    /// Parses and validates a request body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let mut body = Body::parse(body, &NEXT)?;
         let fields: NextFields = read(&body)?;
@@ -421,7 +421,7 @@ impl NextRequest {
         let CompletionRequest { options, warnings, .. } = CompletionRequest::from_body(&mut body)?;
         served.reject_unknown_fields(&warnings)?;
         served.check_name(options.fields.model.as_ref())?;
-        // The text may have any length, and nothing is sampled, so no seed is needed.
+        // Nothing is generated, so the token limit does not matter and no seed is needed.
         let config = config_of(&options, options.sampling(served), usize::MAX, 1, None, served)?;
         Ok(Self {
             prompt_len: prompt_len.min(ids.len()),
@@ -434,13 +434,13 @@ impl NextRequest {
         })
     }
 
-    /// Builds the reply from the logits `(V)` after the last of [`NextRequest::ids`].
+    /// Builds the reply from the logits `(V)` at the last token of [`NextRequest::ids`].
     pub(crate) fn into_reply(self, logits: &[f32], served: &ServedModel) -> Result<Reply, ApiError> {
         let next = self.answer(logits, served)?;
         Ok(Reply::new(json(&next), self.warnings))
     }
 
-    /// Ranks next-token candidates by the logits `(V)` after the last of [`NextRequest::ids`].
+    /// Ranks next-token candidates by the logits `(V)` at the last token of [`NextRequest::ids`].
     pub(crate) fn answer(&self, logits: &[f32], served: &ServedModel) -> Result<NextTokens, ApiError> {
         let history = History { ids: &self.ids, prompt_len: self.prompt_len };
         let text_of = |id| name(served.pieces.bytes(id));
@@ -450,13 +450,13 @@ impl NextRequest {
 }
 
 impl ServedModel {
-    /// Creates a reader of texts and option names for views.
+    /// Creates the reader that views use to parse texts and option names.
     pub fn reader(&self) -> Reader {
         Reader::without_bos(&self.vocabulary)
     }
 }
 
-/// Reads the fields of a view; the text is required.
+/// Reads a view's fields; `prompt` is required.
 fn read<'a, T: Deserialize<'a> + Fields>(body: &Body<'a>) -> Result<T, ApiError> {
     let json = body.json("prompt").unwrap_or_default();
     if !json.starts_with(['"', '[']) {
@@ -466,7 +466,7 @@ fn read<'a, T: Deserialize<'a> + Fields>(body: &Body<'a>) -> Result<T, ApiError>
     body.read()
 }
 
-/// Token ids of `prompt`: at least one, and at most `most`.
+/// Returns the token ids of `prompt`; rejects an empty text and more than `most` tokens.
 fn text(prompt: Option<LookText>, most: usize, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     let wrong = |what: String| ApiError::invalid(format!("prompt: {what}")).with_param("prompt");
     let ids = match prompt {

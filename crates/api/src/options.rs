@@ -21,33 +21,33 @@ use crate::form::{FormFields, read_grammar};
 use crate::inside_fields::{InsideFields, InsideOptions};
 use crate::{ApiError, ServedModel};
 
-/// Maximum `n`, same as OpenAI's; a server may allow fewer.
+/// Maximum `n`, as in OpenAI's API; a server may set a lower limit.
 pub(crate) const MAX_N: usize = 128;
 /// Maximum number of alternatives per token; OpenAI allows 5 for completions and 20 for chat.
 pub(crate) const MAX_LOGPROBS: usize = 20;
-/// Maximum token count in a field, above any context length; the model's limit is checked later.
+/// Maximum token count in a field, above any context length; the context is checked later.
 pub(crate) const MAX_TOKENS: usize = u32::MAX as usize;
 /// Maximum number of stop strings; OpenAI allows 4, but lm-evaluation-harness sends more.
 const MAX_STOPS: usize = 32;
-/// Maximum length of a stop string in bytes. The matcher stores nine bytes for each byte.
+/// Maximum length of a stop string in bytes, each of which takes nine bytes in the matcher.
 const MAX_STOP_BYTES: usize = 1024;
 /// Maximum number of tokens with a bias.
 const MAX_BIASES: usize = 1024;
-/// Maximum number of banned words and maximum length of each in bytes.
+/// Maximum number of banned words, and maximum length of a banned word in bytes.
 const MAX_BAD_WORDS: usize = 128;
 const MAX_BAD_WORD_BYTES: usize = 256;
 /// Maximum number of stop tokens.
 const MAX_STOP_TOKENS: usize = 128;
-/// Maximum number of allowed tokens, above the size of any GPT-2 vocabulary.
+/// Maximum number of allowed tokens; exceeds the size of any GPT-2 vocabulary.
 const MAX_ALLOWED_TOKENS: usize = 1 << 18;
 /// Maximum length of a name or salt, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
-/// Maximum length of a request id in bytes; every chunk repeats it.
+/// Maximum length of a request id in bytes; every chunk repeats the id.
 pub(crate) const MAX_ID_BYTES: usize = 64;
 const NO_TOOLS: &str = "remove it, because the model does not support tool calls";
 
 fields! {
-    /// Shared fields outside the option table.
+    /// Shared fields that are not in the option table.
     SharedFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
@@ -58,11 +58,11 @@ fields! {
         stop: Option<TextOrList<Text<MAX_STOP_BYTES>, Text<MAX_STOP_BYTES>, MAX_STOPS>>,
         /// Whether to stream the response as server-sent events that end with `data: [DONE]`.
         stream: bool = false,
-        /// Options of a stream; only with `stream`.
+        /// Streaming options; allowed only with `stream`.
         stream_options: Option<StreamOptions>,
         /// Random seed; without one, a fresh seed is used and returned as `seed`. Completion j of prompt i
-        /// samples from stream i × best_of + j of the seed. From -2^63 to 2^64 - 1; a negative seed means
-        /// that number plus 2^64, same as in `gpt2 generate --seed`.
+        /// samples from stream i × best_of + j of the seed. The range is -2^63 to 2^64 - 1; a negative seed
+        /// means that number plus 2^64, as in `gpt2 generate --seed`.
         seed: Option<Seed>,
         /// Biases added to logits, by token id. They affect sampling and the returned log-probabilities.
         logit_bias: Option<Biases>,
@@ -78,16 +78,16 @@ fields! {
         stop_token_ids: TokenIds<MAX_STOP_TOKENS>,
         /// Whether a completion includes the stop string that ended it.
         include_stop_str_in_output: bool = false,
-        /// Number of tokens to keep from the end of a longer prompt; -1 keeps what fits with the new
-        /// tokens. Only the end of a text of more than 1 MiB is read.
+        /// Number of tokens to keep from the end of a prompt; -1 keeps all that fit in front of the new
+        /// tokens. If a text exceeds 1 MiB, only its end is read.
         truncate_prompt_tokens: Option<Truncation>,
         /// Whether choices include `token_ids` and `prompt_token_ids`.
         return_token_ids: bool = false,
         /// Whether log-probabilities identify tokens as `token_id:N`.
         return_tokens_as_token_ids: bool = false,
-        /// Whether to share the KV cache of common prefixes with other requests under the same key.
+        /// Whether to share the KV cache for common prefixes with other requests that use the same API key.
         cache_prompt: bool = true,
-        /// Shares the KV cache only with requests that have the same salt.
+        /// Salt; the request shares the KV cache only with requests that have the same salt.
         cache_salt: Option<Text<MAX_NAME_BYTES>>,
         /// Request id in visible ASCII; the response's `id` ends with it.
         request_id: Option<Text<MAX_ID_BYTES>>,
@@ -107,9 +107,9 @@ fields! {
 }
 
 fields! {
-    /// Options of a streamed response.
+    /// Streaming options.
     StreamOptions {
-        /// Whether to send a final chunk with the usage.
+        /// Whether to send a final chunk with the token usage.
         include_usage: Option<bool>,
     }
     ignored ["include_obfuscation"]
@@ -120,7 +120,7 @@ pub(crate) fn fields() -> Vec<Field> {
     [SharedFields::fields(), &table_fields(), FormFields::fields(), InsideFields::fields()].concat()
 }
 
-/// Options in the table that are also request fields.
+/// Options from the table that are also request fields.
 pub(crate) fn request_options() -> impl Iterator<Item = (&'static OptionRow, RequestField)> {
     OPTIONS.iter().filter_map(|option| Some((option, option.request?)))
 }
@@ -153,13 +153,13 @@ pub(crate) struct Options {
     pub(crate) max_tokens: Option<usize>,
     /// Sampling settings and stop conditions.
     pub(crate) settings: GenerationOptions,
-    /// Grammar of structured output, and the field that sets it.
+    /// Structured output grammar, and the field that contains it.
     pub(crate) grammar: Option<(String, Grammar)>,
     /// Activations to return and steering edits.
     pub(crate) inside: InsideOptions,
 }
 
-/// Truncation of a long prompt; its end is kept.
+/// Truncation of a long prompt, which keeps the end of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Truncation {
     /// Leaves enough room for the new tokens.
@@ -183,7 +183,7 @@ impl Described for Truncation {
     }
 }
 
-/// Logit biases by token.
+/// Logit biases, each for a token.
 #[derive(Debug, Clone)]
 pub(crate) struct Biases(Vec<(Vec<u32>, f64)>);
 
@@ -282,7 +282,7 @@ impl Options {
         self.fields.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 
-    /// Sampling configuration of the request.
+    /// Sampling configuration for the request.
     ///
     /// The request's settings take precedence, then the checkpoint's `generation_config.json` if the operator
     /// enables it, then the defaults shared by all front ends.
@@ -347,13 +347,13 @@ fn defaults(served: &ServedModel) -> GenerationConfig {
     config
 }
 
-/// Generation options set by the fields of the option table.
+/// Generation options from the request fields in the option table.
 fn settings(body: &Body<'_>) -> Result<GenerationOptions, ApiError> {
     let mut settings = GenerationOptions::default();
     for (option, field) in request_options() {
         let Some(json) = body.json(option.name) else { continue };
         let (kind, found) = match is_whole(option) {
-            // -1 means 0.
+            // A negative value means 0, because clients send -1 to disable an option.
             true => ("a whole number", whole_number(json).map(|whole| (whole as f64, json!(whole.max(0))))),
             false => ("a number", number(json).map(|number| (number, json!(number)))),
         };

@@ -1,4 +1,4 @@
-//! Bytes and text of tokens in answers.
+//! Bytes and text of the tokens in responses.
 
 use std::fmt::{self, Write};
 use std::str::from_utf8;
@@ -8,7 +8,7 @@ use candle_gpt2_engine::{EngineError, Vocabulary};
 use candle_gpt2_generation::TextStream;
 use candle_gpt2_weights::Tokenizer;
 
-/// Bytes of every token in a vocabulary, and decoding of token sequences.
+/// Bytes of every token in a vocabulary; also decodes token sequences.
 pub(crate) struct Pieces {
     vocabulary: Arc<Vocabulary>,
     bytes: Vec<u8>,
@@ -35,7 +35,7 @@ impl Pieces {
             bytes.extend(written);
             ends.push(bytes.len());
         }
-        // Same rule as in `TextStream`; without a tokenizer there is no text.
+        // Same rule as in `TextStream`. Without a tokenizer, tokens have no text and are all hidden.
         let is_hidden = |id| {
             let tokenizer = vocabulary.tokenizer()?;
             let token = tokenizer.id_to_token(id)?;
@@ -50,7 +50,7 @@ impl Pieces {
         self.vocabulary.tokenizer().map(|tokenizer| TextStream::new(Arc::clone(tokenizer)))
     }
 
-    /// Bytes of a token; for a special token, its name.
+    /// Bytes of a token; for a special token, the bytes of its name.
     pub(crate) fn bytes(&self, id: u32) -> &[u8] {
         let Ok(index) = usize::try_from(id) else { return &[] };
         let start = index.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
@@ -81,7 +81,7 @@ impl Pieces {
         self.vocabulary.decode(ids, false)
     }
 
-    /// Decodes tokens without special tokens, like generated text.
+    /// Decodes tokens but skips special tokens, as in generated text.
     ///
     /// # Errors
     /// If there is no tokenizer or decoding fails.
@@ -95,14 +95,14 @@ pub(crate) fn name(bytes: &[u8]) -> String {
     match from_utf8(bytes) {
         Ok(text) => text.to_owned(),
         Err(_) => bytes.iter().fold("bytes:".to_owned(), |mut name, byte| {
-            // Writing into a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(name, "\\x{byte:02x}");
             name
         }),
     }
 }
 
-/// Counts the characters of a text whose bytes arrive token by token.
+/// Counts the characters in a text whose bytes arrive token by token.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CharCounter {
     chars: usize,
@@ -142,7 +142,7 @@ impl CharCounter {
         }
     }
 
-    /// Creates a counter for the text that follows; it inherits the incomplete character.
+    /// Creates a counter for the text that follows, starting with this counter's incomplete character.
     pub(crate) fn continued(&self) -> Self {
         Self { chars: 0, begun: self.begun.clone() }
     }
@@ -179,13 +179,13 @@ mod tests {
             offsets(&[&emoji[..1], &emoji[1..2], &emoji[2..], "é".as_bytes(), b"x"]),
             (vec![0, 0, 0, 1, 2], 3)
         );
-        // Tokens that end inside one character and begin the next.
+        // A token may complete one character and begin the next.
         assert_eq!(offsets(&[&[0xe4, 0xb8], &[0xad, b'a', 0xc3], &[0xa9], b"!"]), (vec![0, 0, 2, 3], 4));
     }
 
     #[test]
     fn character_count_matches_lossy_decoding() {
-        // Every sequence of four of these bytes, in tokens of one, two and three bytes.
+        // Tests every sequence of four of these bytes, split into tokens of one, two and three bytes.
         let bytes = [b'a', 0x80, 0xbf, 0xc3, 0xe4, 0xed, 0xf0, 0x9f, 0xff];
         for number in 0..bytes.len().pow(4) {
             let text: Vec<u8> =

@@ -1,4 +1,4 @@
-//! Turns a parsed body into a call: scheduler requests and the answer that they fill.
+//! Turns a parsed body into a call: scheduler requests and the answer that collects their output.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::recorded::observers;
 use crate::served::fresh_number;
 use crate::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel, Warnings};
 
-/// Error code if no grammar worker is free; the same request may succeed a moment later.
+/// Error code for a request that found no free grammar worker; it may succeed a moment later.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_api::GRAMMARS_BUSY, "grammars_busy");
@@ -98,7 +98,7 @@ impl Call {
     }
 }
 
-/// Rejects excessive requests before doing any work.
+/// Rejects requests that exceed the server's limits before doing any work.
 fn check_limits(
     served: &ServedModel,
     prompts: usize,
@@ -107,7 +107,7 @@ fn check_limits(
     logprobs: Option<usize>,
 ) -> Result<(), ApiError> {
     let limits = &served.options.limits;
-    // Each prompt's own check rejects totals beyond the context.
+    // `check_context` rejects a prompt whose tokens and new tokens exceed the context.
     let of_text = max_tokens.min(served.config().n_positions);
     let total = prompts.saturating_mul(texts).saturating_mul(of_text);
     let checks = [
@@ -124,7 +124,7 @@ fn check_limits(
     Ok(())
 }
 
-/// Rejects requests for too many log-probabilities of echoed prompts.
+/// Rejects requests for too many echoed log-probabilities.
 fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result<(), ApiError> {
     /// Maximum number of log-probabilities, each with its token's text: about 20 MB.
     const MAX_ECHOED_LOGPROBS: usize = 1 << 19;
@@ -155,7 +155,7 @@ impl Plan {
         let config = Arc::new(config_of(&options, sampling, max_tokens, made, seed, served)?);
         let processors = processors_of(&options, &config, served)?;
         let prompt_logprobs = logprobs.filter(|_| echo);
-        // Ranking by `best_of` needs log-probabilities.
+        // Ranking `best_of` candidates needs log-probabilities.
         let logprobs_made = logprobs.or((made > n).then_some(0));
         let salt = options.fields.cache_salt.as_ref().map(|Text(salt)| salt.as_str());
         let share = options.fields.cache_prompt.then(|| served.reuse(reuse, salt)).flatten();
@@ -204,7 +204,7 @@ impl Plan {
     }
 }
 
-/// Random seed of 53 bits, which JSON readers that use f64 represent exactly.
+/// Random seed of 53 bits, so that JSON parsers that use f64 represent the seed exactly.
 fn fresh_seed() -> Seed {
     Seed::Unsigned(fresh_number() >> 11)
 }
@@ -241,7 +241,8 @@ pub(crate) fn config_of(
     for (index, id) in options.fields.stop_token_ids.0.iter().enumerate() {
         served.check_token(*id, || format!("stop_token_ids[{index}]"))?;
     }
-    // The files only contribute properties of the model; the request controls sampling.
+    // The checkpoint's files contribute only model properties, such as end tokens; the request controls
+    // sampling.
     let files = served.defaults.config();
     let own_ends = files.eos_token_id.iter().filter(|_| !options.fields.ignore_eos);
     let config = GenerationConfig {
@@ -326,7 +327,7 @@ impl From<&GenerationError> for ApiError {
                 let of_api =
                     |option: &&'static str| if *option == "min_new_tokens" { "min_tokens" } else { *option };
                 let options: Vec<&str> = options.iter().map(of_api).collect();
-                // Kinds of structured output contain a space and are not fields.
+                // A name that contains a space is a kind of structured output, not a field.
                 let field = options.iter().copied().find(|option| !option.contains(' '));
                 let refusal = Self::invalid(GenerationError::NoTokenLeft { options }.to_string());
                 match field {

@@ -8,7 +8,7 @@ use crate::encoding_memory::{EncodingMemory, Permit};
 use crate::options::Truncation;
 use crate::{ApiError, ServedModel};
 
-/// Maximum number of bytes to encode of a text that may be truncated.
+/// Maximum number of bytes that are encoded if the text may be truncated.
 ///
 /// Only [the end](end_of) of a longer text is encoded.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
@@ -72,7 +72,7 @@ pub(crate) fn truncate(ids: &mut Vec<u32>, kept: Option<usize>) {
     ids.drain(..ids.len().saturating_sub(kept.unwrap_or(usize::MAX)));
 }
 
-/// Part of a text to encode: all of it, or only the end of a very long text that is truncated.
+/// Part of a text to encode: the whole text, or only its end if a very long text is truncated.
 ///
 /// Without truncation, a text that cannot fit into the context is rejected.
 pub(crate) fn to_read<'t>(
@@ -88,7 +88,7 @@ pub(crate) fn to_read<'t>(
     }
 }
 
-/// Returns the part of a text to encode with token offsets, and a permit for the extra memory.
+/// Returns the part of a text to encode with token offsets, and a permit for the memory this needs.
 pub(crate) fn to_read_with_places<'t, 's>(
     text: &'t str,
     kept: Option<usize>,
@@ -106,15 +106,15 @@ pub(crate) fn to_read_with_places<'t, 's>(
     Ok((read, permit))
 }
 
-/// Whether the tokenizer has enough memory to encode a text.
+/// Whether the tokenizer can encode a text within the memory limit.
 fn fits(text: &str, served: &ServedModel) -> bool {
     served.vocabulary.encoder().is_ok_and(|encoder| EncodingMemory::fits(encoder.memory(text)))
 }
 
-/// Returns the end of a text: `bytes` to `2 * bytes` bytes, at most [`MAX_TEXT_BYTES`].
+/// Returns the last `bytes` to `2 * bytes` bytes of a text, but at most [`MAX_TEXT_BYTES`].
 ///
-/// The part begins with the whitespace after a word. GPT-2's tokens never cross that boundary, so the last
-/// tokens equal those of the whole text. In a text without whitespace, the part begins anywhere.
+/// The part begins with the whitespace after a word. GPT-2's tokens never cross that boundary, so the
+/// part's last tokens equal the whole text's. In a text without whitespace, the part may begin anywhere.
 fn end_of(text: &str, bytes: usize) -> &str {
     let read = bytes.saturating_mul(2).min(MAX_TEXT_BYTES);
     let start = text.ceil_char_boundary(text.len().saturating_sub(read));
@@ -176,7 +176,7 @@ pub(crate) fn check_length(bytes: usize, path: &str, served: &ServedModel) -> Re
 
 /// Error for a text without tokens.
 pub(crate) fn empty(path: &str) -> ApiError {
-    let message = format!("{path}: empty, and this model has no BOS token; add some text");
+    let message = format!("{path}: the text is empty, and this model has no BOS token; add some text");
     ApiError::invalid(message).with_param(path)
 }
 
@@ -185,12 +185,12 @@ pub(crate) fn too_long(message: String, path: &str) -> ApiError {
     ApiError::invalid(message).with_param(path).with_code("context_length_exceeded")
 }
 
-/// Encodes a text, including special tokens that the tokenizer adds.
+/// Encodes a text, including the special tokens that the tokenizer adds.
 pub(crate) fn encode(text: &str, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     encode_with(text, path, served, Vocabulary::encode)
 }
 
-/// Encodes part of a text, without added special tokens.
+/// Encodes part of a text without adding special tokens.
 pub(crate) fn encode_piece(text: &str, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     encode_with(text, path, served, Vocabulary::encode_piece)
 }

@@ -13,7 +13,7 @@ use crate::encoding::Encoding;
 /// Shared inspection of one sequence.
 pub(crate) type Inspected = Arc<Mutex<Inspection>>;
 
-/// Observers for the scheduler.
+/// Returns the observers to register with the scheduler, one per inspection.
 pub(crate) fn observers(inspections: &[Inspected]) -> Vec<TextObserver> {
     inspections.iter().map(|inspection| TextObserver::new(inspection.clone())).collect()
 }

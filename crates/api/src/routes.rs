@@ -19,15 +19,15 @@ pub const OPENAPI: &str = include_str!("openapi.json");
 pub enum Endpoint {
     /// Web page.
     Page,
-    /// Completions of prompts.
+    /// Prompt completions.
     Completions,
     /// Chat completions.
     ChatCompletions,
-    /// Classification of texts or tokens.
+    /// Text or token classification.
     Classify,
-    /// Activations of a prompt.
+    /// Activations for a prompt.
     Activations,
-    /// Embeddings of texts.
+    /// Text embeddings.
     Embeddings,
     /// Model list.
     Models,
@@ -49,15 +49,15 @@ pub enum Endpoint {
     Props,
     /// OpenAPI description.
     OpenApi,
-    /// Attention patterns of a text.
+    /// Attention patterns for a text.
     LookAttention,
-    /// Logit lens of a text.
+    /// Logit lens for a text.
     LookLens,
     /// Computation steps of one attention head.
     LookHead,
     /// Next-token candidates for a text.
     LookNext,
-    /// Strongest features of each token of a text.
+    /// Strongest features for each token in a text.
     LookFeatures,
     /// Activations of one feature in a text.
     LookFeature,
@@ -119,7 +119,7 @@ pub const ROUTES: &[Route] = &[
     keyed("POST", "/look/graph", Endpoint::LookGraph),
 ];
 
-/// Paths of llama.cpp, Ollama and TGI, and the equivalent paths of this server.
+/// Paths in llama.cpp, Ollama and TGI, each with the equivalent path on this server.
 const FOREIGN_PATHS: [(&str, &str); 10] = [
     ("/completion", "/v1/completions"),
     ("/completions", "/v1/completions"),
@@ -133,7 +133,7 @@ const FOREIGN_PATHS: [(&str, &str); 10] = [
     ("/api/tags", "/v1/models"),
 ];
 
-/// Finds the route of a request, and the undecoded part of the path that matches `{id}`.
+/// Finds a request's route and the part of the path that matches `{id}`, still percent-encoded.
 ///
 /// # Errors
 /// 404 for an unknown path, 405 for the wrong method.

@@ -126,7 +126,7 @@ pub struct ApiOptions {
     pub activations: bool,
     /// Dictionaries for `steering`, keyed by name. The caller must check that each fits the model.
     pub dictionaries: BTreeMap<String, Arc<Dictionary>>,
-    /// Transcoders of the model's MLPs, one per layer, for `/look/features` and `/look/graph`.
+    /// Transcoders for the model's MLPs, one per layer; used by `/look/features` and `/look/graph`.
     ///
     /// The caller must check that they fit the model, and may set them while the model is being served.
     pub transcoders: Arc<OnceLock<Vec<Dictionary>>>,

@@ -1,6 +1,6 @@
 //! Answers requests step by step on one thread, for front ends such as a web page or a Python call.
 //!
-//! A server reads the same [`Work`] but interleaves it between many clients.
+//! A server runs the same [`Work`] but interleaves the work of many clients.
 
 use std::mem;
 use std::ops::ControlFlow;
@@ -39,11 +39,11 @@ enum Model {
     Labels(Box<Classifier>),
 }
 
-/// Language model with its scheduler state.
+/// Language model and the state of its requests.
 struct TextModel {
     model: LoadedModel,
     texts: CompletionDriver<PendingCall>,
-    /// Text and cache of the last `/look/next` request, which the next one may reuse.
+    /// Text and KV cache from the last `/look/next` request, which the next such request may reuse.
     reading: PrefixCache,
 }
 
@@ -65,19 +65,17 @@ impl Session {
         Self { model: Model::Texts(text_model.into()), served }
     }
 
-    /// Creates a session for a classifier. `served` must describe the same classifier.
+    /// Creates a session for a classifier. `served` must describe `classifier`.
     pub fn of_classifier(classifier: Classifier, served: Arc<ServedModel>) -> Self {
         Self { model: Model::Labels(classifier.into()), served }
     }
 
-    /// Served model that requests are validated against.
+    /// Served model that validates requests.
     pub fn served(&self) -> &Arc<ServedModel> {
         &self.served
     }
 
-    /// Runs `work` to completion; returns `None` if `keep_going` stops it.
-    ///
-    /// `keep_going` is called after each step.
+    /// Runs `work` to completion; returns `None` if `keep_going` returns false after a step.
     ///
     /// # Errors
     /// If the work cannot continue.
@@ -161,7 +159,7 @@ impl Session {
         self.texts().is_some_and(|texts| texts.owner(id).is_some())
     }
 
-    /// Ends a call and returns its partial or complete answer.
+    /// Ends a call and returns its answer, which may be partial.
     pub fn end(&mut self, id: CallId) -> Option<Answer> {
         self.texts()?.end(id).map(|pending| pending.answer)
     }

@@ -1,4 +1,4 @@
-//! Setup of a served model with all features, including chat and structured output.
+//! Creates a served model with all features, including chat and structured output.
 
 use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_generation::LogitsProcessor;

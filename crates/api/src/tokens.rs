@@ -12,7 +12,7 @@ use crate::{ApiError, Reply, ServedModel};
 
 /// Maximum number of tokens in one request to `/detokenize`.
 const MAX_TOKENS: usize = 1 << 20;
-/// Maximum length of the decoded text in bytes; a single token may have 1,024 characters.
+/// Maximum length of the decoded text in bytes; a single token may decode to 1,024 characters.
 const MAX_DETOKENIZED_BYTES: usize = 8 << 20;
 
 fields! {
@@ -22,7 +22,7 @@ fields! {
         model: Option<Text<MAX_NAME_BYTES>>,
         /// Text to tokenize. Names of special tokens in it are parsed as special tokens.
         content | prompt: Option<String>,
-        /// Whether to add the tokens that the tokenizer puts around a text; GPT-2's adds none.
+        /// Whether to add the tokens that the tokenizer puts around a text; GPT-2's tokenizer adds none.
         add_special | add_special_tokens: bool = true,
         /// Whether to parse special tokens; only true is supported.
         parse_special: bool = true,
@@ -39,12 +39,12 @@ fields! {
     DetokenizeFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
-        /// The ids of the tokens.
+        /// The token ids.
         @required tokens: Option<TokenIds<MAX_TOKENS>>,
     }
 }
 
-/// `/tokenize`: encodes a text; names of special tokens are parsed as such, as in a prompt.
+/// `/tokenize`: encodes a text; as in a prompt, names of special tokens become those tokens.
 pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let body = Body::parse(body, TokenizeFields::fields())?;
     let mut warnings = served.checked_warnings(&body)?;
@@ -74,7 +74,7 @@ pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiEr
     Ok(Reply::new(json, warnings))
 }
 
-/// Response of [`tokenize`]; its lists are serialized lazily.
+/// Response of [`tokenize`]; the lists are serialized lazily.
 #[derive(Serialize)]
 struct Tokens<L: Serialize, S: Serialize> {
     count: usize,
@@ -83,7 +83,7 @@ struct Tokens<L: Serialize, S: Serialize> {
     token_strs: Option<S>,
 }
 
-/// Token id, or llama.cpp's object with id and piece.
+/// Token id, serialized as a number or as llama.cpp's object with `id` and `piece`.
 struct Token {
     id: u32,
     piece: Option<String>,
@@ -98,7 +98,7 @@ impl Serialize for Token {
     }
 }
 
-/// `/detokenize`: decodes tokens; special tokens appear by name.
+/// `/detokenize`: decodes tokens, including the names of special tokens.
 pub(crate) fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let body = Body::parse(body, DetokenizeFields::fields())?;
     let warnings = served.checked_warnings(&body)?;

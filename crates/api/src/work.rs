@@ -16,19 +16,19 @@ const SHORT_BODY: usize = 8 << 10;
 
 /// Parsed and validated request, which can be sent to the thread that owns the model.
 ///
-/// It holds no model itself. [`ServedModel::read`] returns it; a [`Session`](crate::Session) runs it.
+/// Work holds no model. [`ServedModel::read`] returns work, and a [`Session`](crate::Session) runs it.
 #[derive(Debug)]
 pub enum Work {
     /// Finished reply.
     Reply(Reply),
-    /// Completions of prompts.
+    /// Prompt completions.
     Texts(Call),
-    /// Analysis of the model's internals, embeddings, or classification.
+    /// Embeddings, classification, or an analysis of the model's internals.
     Analysis(Analysis),
 }
 
 impl ServedModel {
-    /// Reads a request for an endpoint; `body` is empty if the endpoint takes none.
+    /// Parses and validates a request; `body` is empty if the endpoint takes no body.
     ///
     /// Completions with the same `reuse` value may share the KV cache of a common prefix.
     ///
@@ -82,7 +82,7 @@ impl ServedModel {
         })
     }
 
-    /// Reads a request like [`read`](Self::read), but returns `None` if that may be slow.
+    /// Parses a request as [`read`](Self::read) does, but returns `None` if validation may be slow.
     ///
     /// Completions with a grammar, steering or activations may take longer than a few milliseconds. This
     /// method is for servers that read short and long requests on separate threads.
@@ -109,7 +109,7 @@ impl ServedModel {
 }
 
 impl Endpoint {
-    /// Whether reading a body of `bytes` bytes usually takes less than a few milliseconds.
+    /// Whether parsing a body of `bytes` bytes usually takes less than a few milliseconds.
     ///
     /// Chat templates are programs supplied by the checkpoint, and long texts take up to a second to
     /// tokenize.
@@ -125,7 +125,7 @@ impl Endpoint {
     }
 }
 
-/// Implements [`ReadChat`](crate::served::ReadChat); using it links in the chat code.
+/// Implements [`ReadChat`](crate::served::ReadChat); programs that use this link the chat code.
 pub(crate) fn read_chat(body: &[u8], served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
     Call::of_chat(ChatRequest::parse(body)?, served, reuse)
 }

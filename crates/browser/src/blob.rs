@@ -1,4 +1,4 @@
-//! Browser files that are read in parts on demand.
+//! Files that the user chose in the browser, read in parts on demand.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -9,20 +9,20 @@ use js_sys::{Reflect, Uint8Array};
 use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{Blob, FileReaderSync};
 
-/// Number of bytes read at a time; the browser makes one more copy of each piece.
+/// Number of bytes read at a time; the browser makes an additional copy of each piece.
 const PIECE: usize = 16 << 20;
 
 thread_local! {
     /// Open files, keyed by number.
     ///
-    /// JavaScript objects cannot move between threads, so readers hold a number instead.
+    /// JavaScript objects cannot move between threads, so a [`BlobFile`] holds a number instead.
     static OPEN: RefCell<HashMap<u64, Blob>> = RefCell::default();
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Handle to a user's file, which stays open until the handle is dropped.
 ///
-/// Only web workers can read it.
+/// Only web workers can read the file.
 #[derive(Debug)]
 pub(crate) struct BlobFile {
     number: u64,
@@ -44,7 +44,7 @@ impl BlobFile {
 
     /// Reads the bytes from `start` to `end`.
     ///
-    /// Offsets into a file are exact as JavaScript numbers.
+    /// JavaScript numbers represent file offsets exactly.
     fn piece(&self, start: u64, end: u64) -> Result<Uint8Array, JsValue> {
         let has_reader = Reflect::has(&js_sys::global(), &"FileReaderSync".into()).unwrap_or(false);
         if !has_reader {

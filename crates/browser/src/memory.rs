@@ -1,11 +1,11 @@
-//! Memory checks for models: WebAssembly addresses 4 GiB, and running out aborts without a message.
+//! Memory checks for models: WebAssembly addresses 4 GiB, and running out aborts with no message.
 
 use candle_gpt2_engine::{EngineError, ModelOptions, WeightDType};
 use candle_gpt2_weights::Checkpoint;
 
-/// Number of bytes that a WebAssembly memory can address.
+/// Number of bytes that WebAssembly can address.
 const ADDRESSED: u64 = 4 << 30;
-/// Approximate number of bytes that the engine, a tokenizer and files in memory need.
+/// Approximate number of bytes that the engine, the tokenizer and files in memory need.
 const OWN: u64 = 64 << 20;
 
 /// Returns the number of bytes that a [`Session`](crate::Session) with this model needs.
@@ -14,17 +14,17 @@ const OWN: u64 = 64 << 20;
 /// completions and one for analyses.
 ///
 /// # Errors
-/// If the tensors do not fit the model, or the type does not support them.
+/// If the tensors do not match the model, or the weight type does not support them.
 pub fn memory(checkpoint: &Checkpoint, options: &ModelOptions) -> Result<u64, EngineError> {
     let needed = options.memory_of(checkpoint)?;
     Ok(needed.total().saturating_add(needed.kv))
 }
 
-/// Checks that a model fits into memory, before its weights are read.
+/// Checks that a model fits into memory; call this before loading the weights.
 ///
 /// # Errors
-/// If it does not fit; the message contains its size and the precisions that would fit. Also the errors of
-/// [`memory`].
+/// If the model does not fit; the message contains the memory it needs and the precisions that fit. Also
+/// if [`memory`] returns an error.
 pub fn check_memory(checkpoint: &Checkpoint, options: &ModelOptions) -> Result<(), EngineError> {
     let needed = memory(checkpoint, options)?;
     let fits = |needed: u64| needed <= ADDRESSED - OWN;

@@ -1,4 +1,4 @@
-//! A loaded model that answers a web page's requests, with the server's paths and bodies.
+//! Loaded model that answers a web page's requests, which have the server's paths and bodies.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use candle_gpt2_generation::SchedulerOptions;
 use candle_gpt2_interpret::{Chain, Dictionary, Run, Transcoders, named_sites};
 use candle_gpt2_look::{LookError, dictionary_from_bytes};
 
-/// Endpoints for pages.
+/// Endpoints that a page may use.
 const ENDPOINTS: [Endpoint; 12] = [
     Endpoint::Models,
     Endpoint::Props,
@@ -33,10 +33,10 @@ const ENDPOINTS: [Endpoint; 12] = [
 ];
 /// Number of prompt tokens prefilled per step; a page can stop generation between steps.
 const CHUNK_TOKENS: usize = 64;
-/// Key for prefix reuse, shared by all texts because they belong to one user.
+/// Key for prefix reuse; all texts share a key because they belong to one user.
 const REUSE_KEY: u64 = 0;
 
-/// A model in memory that answers requests by path and body.
+/// Model in memory that answers requests, each with a path and a body.
 pub struct Session {
     loaded: LoadedModel,
     api: Rc<RefCell<ApiSession>>,
@@ -48,7 +48,7 @@ pub struct Session {
 /// Values at one hook point, returned by [`Session::activations`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Activation {
-    /// Hook point name in TransformerLens.
+    /// TransformerLens name of the hook point.
     pub hook: String,
     /// Shape as in TransformerLens, without the batch axis.
     pub shape: Vec<usize>,
@@ -56,7 +56,7 @@ pub struct Activation {
     pub values: Vec<f32>,
 }
 
-/// A completion in progress.
+/// Completion in progress.
 pub struct CompletionStream {
     api: Rc<RefCell<ApiSession>>,
     /// `None` after the end.
@@ -64,12 +64,12 @@ pub struct CompletionStream {
 }
 
 impl Session {
-    /// Creates a session for a model with this name; `now` returns the seconds since 1970.
+    /// Creates a session that serves a model as `name`; `now` returns the seconds since the Unix epoch.
     ///
     /// # Errors
-    /// If the checkpoint's `generation_config.json` is invalid, or memory for keys and values runs out.
+    /// If the checkpoint's `generation_config.json` is invalid, or the KV cache does not fit into memory.
     pub fn new(loaded: LoadedModel, name: &str, now: fn() -> u64) -> Result<Self, SetupError> {
-        // Limits that protect a server are not needed here.
+        // A page needs none of the limits that protect a server.
         let limits = Limits { ends_at_context: true, ..Limits::NONE };
         let options = ApiOptions {
             name: name.to_owned(),
@@ -88,9 +88,9 @@ impl Session {
         Ok(Self { loaded, api, current: Cell::new(None), transcoders })
     }
 
-    /// Sets transcoders of the MLPs, one for each layer, for all later requests.
+    /// Sets the transcoders for all later requests, one for each layer's MLP.
     ///
-    /// Each pair in `files` is the text of a `cfg.json` and the bytes of its tensors, in SAELens' format.
+    /// Each pair in `files` has the text of a `cfg.json` and the bytes of the tensors, in SAELens' format.
     ///
     /// # Errors
     /// If a file is damaged, or the transcoders are for another model.
@@ -101,7 +101,7 @@ impl Session {
         let of_files = |error| LookError::File { path: "transcoders".into(), error };
         let transcoders = Transcoders::of_dictionaries(dictionaries.clone()).map_err(of_files)?;
         transcoders.check_model(self.loaded.config()).map_err(of_files)?;
-        // Transcoders from an earlier call take precedence.
+        // Fails if an earlier call has set transcoders, which then stay in effect.
         _ = self.transcoders.set(dictionaries);
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Session {
     /// Answers a request with JSON.
     ///
     /// # Errors
-    /// 404 for an unknown path; otherwise the server's errors.
+    /// 404 for an unknown path; otherwise, the same errors as from the server.
     pub fn ask(&self, path: &str, body: &[u8]) -> Result<String, ApiError> {
         let work = self.read(path, body)?;
         if matches!(&work, Work::Texts(call) if call.stream) {
@@ -135,7 +135,7 @@ impl Session {
     /// Only one completion runs at a time, so this cancels the previous one.
     ///
     /// # Errors
-    /// Errors of [`Session::ask`].
+    /// Same as [`Session::ask`].
     pub fn start(&self, path: &str, body: &[u8]) -> Result<CompletionStream, ApiError> {
         if path != "v1/completions" {
             return Err(no_such_path(path));
@@ -165,7 +165,7 @@ impl Session {
     /// Returns the logits after each token, `(T, V)`, flattened token by token.
     ///
     /// # Errors
-    /// If there are no tokens or too many for the context, or one is outside the vocabulary.
+    /// If there are no tokens or too many for the context, or a token is outside the vocabulary.
     pub fn logits(&self, ids: &[u32]) -> Result<Vec<f32>, ApiError> {
         let run = Run::new(self.loaded.model(), ids).map_err(|error| ApiError::invalid(error.to_string()))?;
         let logits = run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()));
@@ -175,10 +175,10 @@ impl Session {
 
     /// Returns activations; `hooks` is a comma-separated list of hook point names.
     ///
-    /// Names may contain `*`, as in `gpt2 cache --sites`. Nothing after the last hook point is computed.
+    /// Names may contain `*`, as in `gpt2 cache --sites`. Blocks after the last hook point are not computed.
     ///
     /// # Errors
-    /// If a name is unknown, there are no tokens or too many for the context, or one is outside the
+    /// If a name is unknown, there are no tokens or too many for the context, or a token is outside the
     /// vocabulary.
     pub fn activations(&self, ids: &[u32], hooks: &str) -> Result<Vec<Activation>, ApiError> {
         let sites = named_sites(hooks, self.loaded.config().n_layer)
@@ -197,7 +197,7 @@ impl Session {
     /// Compresses bytes with this model, in the format of `gpt2 compress`.
     ///
     /// # Errors
-    /// If the model cannot compress, or `reporter` interrupts it.
+    /// If the model cannot compress, or `reporter` interrupts the compression.
     pub fn compress(&self, bytes: &[u8], reporter: &dyn Reporter) -> Result<Vec<u8>, CompressionError> {
         let mut compressed = Vec::new();
         let length = Some(bytes.len() as u64);
@@ -208,17 +208,17 @@ impl Session {
     /// Decompresses bytes that this model compressed.
     ///
     /// # Errors
-    /// If another model compressed them, they are damaged, or `reporter` interrupts it.
+    /// If another model compressed the bytes, the bytes are damaged, or `reporter` interrupts the work.
     pub fn decompress(&self, bytes: &[u8], reporter: &dyn Reporter) -> Result<Vec<u8>, CompressionError> {
         let mut restored = Vec::new();
         Compressed::open(bytes)?.decompress(&self.loaded, &mut restored, reporter)?;
         Ok(restored)
     }
 
-    /// Tokenizes bytes, and returns each token with its cost in bits.
+    /// Tokenizes bytes and returns each token with its cost in bits.
     ///
     /// # Errors
-    /// Errors of [`Session::compress`].
+    /// Same as [`Session::compress`].
     pub fn token_sizes(
         &self,
         bytes: &[u8],
@@ -255,7 +255,7 @@ impl CompletionStream {
     /// Runs one step and returns its JSON chunks, possibly none; `None` after the end.
     ///
     /// # Errors
-    /// If another completion was started or this one cannot continue; it has then ended.
+    /// If another completion was started, or this one cannot continue. The completion has then ended.
     pub fn step(&mut self) -> Result<Option<Vec<String>>, ApiError> {
         let Some(call) = self.call.take() else { return Ok(None) };
         let mut api = self.api.borrow_mut();
@@ -268,7 +268,7 @@ impl CompletionStream {
     }
 }
 
-/// Cancels the completion if it was not read to its end.
+/// Cancels the completion unless it has been read to its end.
 impl Drop for CompletionStream {
     fn drop(&mut self) {
         if let Some(call) = self.call {

@@ -1,7 +1,7 @@
-//! JavaScript API of the engine.
+//! JavaScript API for the engine.
 //!
-//! Errors are `Error` objects with the engine's message. Errors about a request also have `status` and
-//! `param`.
+//! Exceptions are `Error` objects with the engine's message. For a failed request, they also have `status`
+//! and `param`.
 
 #![expect(unreachable_pub, reason = "exported to JavaScript")]
 
@@ -25,7 +25,7 @@ use crate::{Activation, CompletionStream, Session, check_memory, memory};
 type Result<T> = std::result::Result<T, JsValue>;
 
 thread_local! {
-    /// Message of the last panic; after a panic, no other function of the module may be called.
+    /// Message from the last panic; after a panic, no other function in the module may be called.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -37,21 +37,21 @@ fn start() {
     }));
 }
 
-/// Returns the message of the last panic, after a call threw `WebAssembly.RuntimeError`.
+/// Returns the message from the last panic; a call that panics throws `WebAssembly.RuntimeError`.
 ///
-/// The module must then be loaded again.
+/// After a panic, the module must be loaded again.
 #[wasm_bindgen]
 pub fn last_panic() -> Option<String> {
     LAST_PANIC.with(|last| last.borrow().clone())
 }
 
-/// Returns the version of the engine.
+/// Returns the engine's version.
 #[wasm_bindgen]
 pub fn version() -> String {
     env!("CARGO_PKG_VERSION").to_owned()
 }
 
-/// Files of a checkpoint, by name.
+/// Checkpoint files, keyed by name.
 #[wasm_bindgen]
 pub struct Files {
     name: String,
@@ -60,18 +60,18 @@ pub struct Files {
 
 #[wasm_bindgen]
 impl Files {
-    /// Creates an empty set of files; `name` becomes the model's name, also in messages.
+    /// Creates an empty set of files; `name` becomes the model's name, including in messages.
     #[wasm_bindgen(constructor)]
     pub fn new(name: String) -> Self {
         Self { files: GivenFiles::new(&name), name }
     }
 
-    /// Adds a file with its contents.
+    /// Adds a file with these contents.
     pub fn add_bytes(&mut self, file: &str, bytes: Vec<u8>) {
         self.add(|files| files.with_bytes(file, bytes));
     }
 
-    /// Adds a file that is read in parts on demand; this works only in a worker.
+    /// Adds a file that is read in parts on demand; works only in a web worker.
     pub fn add_file(&mut self, file: &str, blob: Blob) {
         self.add(|files| files.with_file(file, Arc::new(BlobFile::new(blob))));
     }
@@ -82,11 +82,11 @@ impl Files {
     }
 }
 
-/// An open checkpoint, before its weights are loaded.
+/// Open checkpoint, whose weights have not been loaded yet.
 #[wasm_bindgen]
 pub struct Checkpoint {
     name: String,
-    /// `None` after loading, so that the memory of the files can be freed.
+    /// `None` after loading, so that the memory for the files can be freed.
     opened: Option<Opened>,
 }
 
@@ -110,7 +110,7 @@ impl Checkpoint {
         Ok(self.opened()?.tokenizer(None).err().map(|error| match error {
             WeightsError::NoTokenizer { .. } => {
                 "no tokenizer found; add tokenizer.json, vocab.json and merges.txt, spiece.model or \
-                 vocab.txt from the source of the checkpoint"
+                 vocab.txt from the checkpoint's source"
                     .to_owned()
             }
             error => error.to_string(),
@@ -119,16 +119,17 @@ impl Checkpoint {
 
     /// Returns the memory that the model needs, in bytes.
     ///
-    /// `dtype` is the weight type: "f32", "f16", "q8", "q6", "q5" or "q4", by default as stored. `kv_dtype`
-    /// is the type of keys and values: "f32", "f16" or "q8".
+    /// `dtype` is the weight type: "f32", "f16", "q8", "q6", "q5" or "q4"; by default, the stored type.
+    /// `kv_dtype` is the KV cache type: "f32", "f16" or "q8".
     pub fn memory(&self, dtype: Option<String>, kv_dtype: Option<String>) -> Result<f64> {
         let options = options(dtype, kv_dtype)?;
         Ok(memory(self.opened()?, &options).map_err(js_error)? as f64)
     }
 
-    /// Loads the weights in these types and consumes the checkpoint.
+    /// Loads the model with these weight and KV cache types, and consumes the checkpoint.
     ///
-    /// `progress` is called with the number of bytes loaded and the total. If it throws, loading stops.
+    /// `progress` is called with the number of bytes loaded and the total. If `progress` throws, loading
+    /// stops.
     pub fn load(
         &mut self,
         dtype: Option<String>,
@@ -162,7 +163,7 @@ fn options(dtype: Option<String>, kv_dtype: Option<String>) -> Result<ModelOptio
     Ok(ModelOptions { dtype, kv_dtype, device: DeviceChoice::Cpu, ..ModelOptions::default() })
 }
 
-/// A loaded model.
+/// Loaded model.
 #[wasm_bindgen]
 pub struct Model {
     session: Session,
@@ -176,12 +177,12 @@ impl Model {
         self.session.name()
     }
 
-    /// Returns the configuration, with the keys of a `config.json`.
+    /// Returns the configuration as JSON, with the keys of a `config.json`.
     pub fn config(&self) -> String {
         self.session.loaded().config().to_json().to_string()
     }
 
-    /// Returns the tokens of a text.
+    /// Encodes a text as token ids.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.session.loaded().vocabulary().encode(text).map_err(js_error)
     }
@@ -197,7 +198,7 @@ impl Model {
         Ok(Float32Array::from(logits.as_slice()))
     }
 
-    /// Returns the activations at hook points, by TransformerLens' names.
+    /// Returns the activations at hook points, keyed by TransformerLens name.
     ///
     /// `hooks` is a comma-separated list of names, which may contain `*`. Shapes have no batch axis, and
     /// masked attention scores are minus infinity.
@@ -216,30 +217,31 @@ impl Model {
         Ok(found)
     }
 
-    /// Returns the SHA-256 of the logits after each token of a fixed prompt.
+    /// Returns the SHA-256 hash of the logits after each token of a fixed prompt.
     ///
     /// `gpt2 verify --fingerprint` prints the same value.
     pub fn fingerprint(&self) -> Result<String> {
         fingerprint(self.session.loaded().model(), &Silent).map_err(js_error)
     }
 
-    /// Sets transcoders of the MLPs, for `look/features`, `look/feature` and `look/graph`.
+    /// Sets the MLPs' transcoders, for `look/features`, `look/feature` and `look/graph`.
     ///
-    /// For each layer, starting with the first, `configs` has the text of `cfg.json` and `weights` the bytes
-    /// of `sae_weights.safetensors`, in SAELens' format.
+    /// For each layer, starting with the first, `configs` has the text of `cfg.json` and `weights` has the
+    /// bytes of `sae_weights.safetensors`, in SAELens' format.
     pub fn set_transcoders(&self, configs: Vec<String>, weights: Vec<Uint8Array>) -> Result<()> {
         let files = configs.into_iter().zip(weights.iter().map(Uint8Array::to_vec)).collect();
         self.session.set_transcoders(files).map_err(js_error)
     }
 
-    /// Answers a request with JSON, like the server.
+    /// Answers a request with JSON, as the server does.
     pub fn ask(&self, path: &str, body: Option<String>) -> Result<String> {
         self.session.ask(path, body.unwrap_or_default().as_bytes()).map_err(request_error)
     }
 
     /// Compresses bytes with this model, in the format of `gpt2 compress`.
     ///
-    /// `progress` is called with the number of bytes done and the total. If it throws, compression stops.
+    /// `progress` is called with the number of bytes done and the total. If `progress` throws, compression
+    /// stops.
     pub fn compress(
         &self,
         bytes: &[u8],
@@ -266,7 +268,7 @@ impl Model {
             .map_err(js_error)
     }
 
-    /// Tokenizes bytes, and returns each token with its cost as JSON: `id`, `bytes`, `bits`.
+    /// Tokenizes bytes and returns JSON: each token's `id`, `bytes` and cost in `bits`.
     pub fn token_sizes(&self, bytes: &[u8]) -> Result<String> {
         let sizes = self.session.token_sizes(bytes, &Silent).map_err(js_error)?;
         serde_json::to_string(&sizes).map_err(js_error)
@@ -292,7 +294,7 @@ pub fn compressed_header(bytes: &[u8]) -> Result<String> {
     Ok(header.to_string())
 }
 
-/// A completion in progress.
+/// Completion in progress.
 #[wasm_bindgen]
 pub struct Writing {
     text: CompletionStream,
@@ -307,13 +309,13 @@ impl Writing {
 }
 
 thread_local! {
-    /// Callback for the progress of a long call.
+    /// Progress callback of the long call that is running.
     ///
     /// JavaScript functions cannot move between threads, but reporters may be called on any thread.
     static PROGRESS: RefCell<Option<Function>> = const { RefCell::new(None) };
 }
 
-/// Reporter that calls [`PROGRESS`].
+/// Reporter that calls the function in [`PROGRESS`].
 #[derive(Clone, Default)]
 struct JsReporter {
     done: Arc<AtomicU64>,
@@ -355,7 +357,7 @@ impl Progress for JsReporter {
     }
 }
 
-/// Seconds since 1970.
+/// Seconds since the Unix epoch.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a clock after 1970")]
 fn now() -> u64 {
     (Date::now() / 1000.0) as u64
@@ -366,14 +368,14 @@ fn js_error(error: impl ToString) -> JsValue {
     Error::new(&error.to_string()).into()
 }
 
-/// Creates a JavaScript error for a failed request, with its status and any invalid parameter.
+/// Creates a JavaScript error for a failed request, with the status and any invalid parameter.
 ///
-/// Callers own the model here, so the error has the internal cause if there is one.
+/// Callers own the model, so the error includes the internal cause if there is one.
 fn request_error(error: ApiError) -> JsValue {
     let object = error.cause().map_or_else(|| js_error(&error), js_error);
     let param = error.param().map_or(JsValue::UNDEFINED, JsValue::from_str);
     for (key, value) in [("status", error.status().into()), ("param", param)] {
-        // Setting a key of an object created here cannot fail.
+        // Cannot fail, because `object` was just created and is extensible.
         _ = Reflect::set(&object, &key.into(), &value);
     }
     object

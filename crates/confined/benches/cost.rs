@@ -1,4 +1,4 @@
-//! Cost of confinement: template render time with and without a worker.
+//! Cost of confinement: the time to render a template with and without a worker.
 //!
 //! Run: `cargo bench -p candle-gpt2-confined --bench cost`.
 

@@ -1,10 +1,10 @@
-//! Errors of a worker.
+//! Worker errors.
 
 use thiserror::Error;
 
 use crate::{Limit, Limits};
 
-/// Failure of a worker; it also ends the session.
+/// Failure of a worker, which also ends the session.
 ///
 /// Returned by [`Session::ask`](crate::Session::ask); see [`Worker`](crate::Worker) for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -13,9 +13,9 @@ pub enum WorkerError {
     /// The program exceeded a limit.
     #[error("{}", exceeded(*limit, limits))]
     Exceeded {
-        /// Exceeded limit.
+        /// Limit that was exceeded.
         limit: Limit,
-        /// All limits that applied to this answer.
+        /// All limits on this answer.
         limits: Limits,
     },
     /// The worker could not prepare the program.
@@ -43,9 +43,9 @@ impl WorkerError {
 
 fn exceeded(limit: Limit, limits: &Limits) -> String {
     match limit {
-        Limit::CpuTime => format!("exceeded the limit of {:?} of CPU time", limits.cpu),
+        Limit::CpuTime => format!("exceeded the CPU time limit of {:?}", limits.cpu),
         Limit::WallTime => format!("exceeded the time limit of {:?}", limits.wall),
-        Limit::Memory => format!("exceeded the limit of {} MB of memory", limits.memory_bytes >> 20),
+        Limit::Memory => format!("exceeded the memory limit of {} MB", limits.memory_bytes >> 20),
         Limit::Stack => "nested too deeply".into(),
     }
 }

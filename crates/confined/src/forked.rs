@@ -1,7 +1,7 @@
-//! Forking workers (Linux).
+//! Workers that fork (Linux).
 //!
-//! One server process prepares the program and waits. It forks for each session. A session therefore costs
-//! about a millisecond, owns only the memory it writes, and leaves nothing behind.
+//! One server process prepares the program and forks for each session. A session therefore takes about a
+//! millisecond to start, owns only the memory that it writes, and leaves nothing behind.
 //!
 //! The caller creates a socket pair for each session and sends one end over the server's standard input,
 //! which is itself a socket. A process exits when its socket closes.
@@ -26,7 +26,7 @@ use crate::message::{Received, receive, send};
 
 /// Process that holds a prepared program and forks a child for each session.
 ///
-/// Dropping it kills the process, but not its sessions.
+/// Dropping a fork server kills its process, but not the sessions.
 #[derive(Debug)]
 pub(crate) struct ForkServer {
     process: Child,
@@ -34,7 +34,7 @@ pub(crate) struct ForkServer {
 }
 
 impl ForkServer {
-    /// Starts the process and sends it the first two messages.
+    /// Starts the process and sends the first two messages to it.
     ///
     /// [`ForkServer::prepared`] receives the reply.
     pub(crate) fn start(
@@ -53,7 +53,7 @@ impl ForkServer {
         Ok(server)
     }
 
-    /// Receives the reply after the program is prepared.
+    /// Receives the reply that the process sends when the program is prepared.
     pub(crate) fn prepared(&self, max_bytes: u64) -> io::Result<Received> {
         receive(&self.socket, max_bytes)
     }
@@ -68,7 +68,7 @@ impl ForkServer {
 
 impl Drop for ForkServer {
     fn drop(&mut self) {
-        // The process may have exited already.
+        // Fails if the process has already exited.
         _ = self.process.kill();
         _ = self.process.wait();
     }
@@ -77,7 +77,8 @@ impl Drop for ForkServer {
 /// Runs the server process: prepares the program, then forks for each session.
 pub(crate) fn serve(service: &Service, hello: &Hello, source: &[u8]) -> io::Result<()> {
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    // A fork that inherited this socket would keep it open and hide the server's exit from the caller.
+    // A forked process that inherited this socket would keep it open and hide the server's exit from the
+    // caller.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     limits::bound_process()?;
     limits::report_limits(control.as_raw_fd());
@@ -87,7 +88,7 @@ pub(crate) fn serve(service: &Service, hello: &Hello, source: &[u8]) -> io::Resu
     };
     send(&control, &[&[1]])?;
     #[expect(unsafe_code, reason = "no caller waits for the forked processes")]
-    // SAFETY: this installs no handler; it makes the kernel reap exited children automatically.
+    // SAFETY: this call installs no handler; it only makes the kernel reap exited children.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
     }
@@ -101,14 +102,14 @@ pub(crate) fn serve(service: &Service, hello: &Hello, source: &[u8]) -> io::Resu
                 drop(control);
                 return answer(&mut *program, service.stack_bytes, &UnixStream::from(socket));
             }
-            // If the fork failed, the caller notices because its socket closes.
+            // If `fork` failed, the caller finds out when the socket closes.
             _ => drop(socket),
         }
     }
     Ok(())
 }
 
-/// Runs the process of one session.
+/// Runs in the forked process and answers the questions of one session.
 fn answer(program: &mut dyn Program, stack_bytes: usize, socket: &UnixStream) -> io::Result<()> {
     limits::report_limits(socket.as_raw_fd());
     thread::scope(|scope| {

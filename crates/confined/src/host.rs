@@ -1,4 +1,4 @@
-//! Worker side: a process that prepares a program and answers questions under limits.
+//! Worker side: prepares a program and answers questions within limits.
 
 use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,7 @@ pub trait Program: Send {
     fn answer(&mut self, question: &[u8]) -> Vec<u8>;
 }
 
-/// Function that prepares a program from its source, or returns why the source is invalid.
+/// Function that prepares a program from its source; the error describes why the source is invalid.
 ///
 /// See [`Worker`](crate::Worker) for an example.
 pub type Prepare = fn(&[u8]) -> Result<Box<dyn Program>, String>;
@@ -27,9 +27,9 @@ pub type Prepare = fn(&[u8]) -> Result<Box<dyn Program>, String>;
 /// See [`Worker`](crate::Worker) for an example.
 #[derive(Debug, Clone, Copy)]
 pub struct Service {
-    /// Name by which caller and worker identify the service.
+    /// Name that identifies the service to the caller and the worker.
     pub name: &'static str,
-    /// Stack size of the answering thread; it counts toward the memory [`Limits`](crate::Limits).
+    /// Stack size of the answering thread; counts toward the memory limit in [`Limits`](crate::Limits).
     pub stack_bytes: usize,
     /// Prepares a program from its source.
     pub prepare: Prepare,
@@ -45,7 +45,7 @@ pub(crate) struct Hello {
     pub(crate) memory_bytes: u64,
 }
 
-/// Prepares a program under the preparation limits.
+/// Prepares a program within the limits for preparation.
 pub(crate) fn prepare(
     service: &Service,
     hello: &Hello,
@@ -81,7 +81,7 @@ pub(crate) fn answer_all(
     Ok(())
 }
 
-/// Receives the next message from the caller, or `None` if the input closes before it.
+/// Receives the next message from the caller, or `None` if the input closes first.
 fn next_message(mut input: impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut first = [0; 8];
     let count = loop {

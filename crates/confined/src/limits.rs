@@ -1,15 +1,15 @@
-//! Limits of a worker, enforced by the operating system inside the worker process.
+//! Worker limits, which the operating system enforces inside the worker process.
 
 use std::time::Duration;
 
-/// Limits for one answer.
+/// Limits on one answer.
 ///
 /// See [`Worker`](crate::Worker) for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// CPU time.
+    /// Maximum CPU time.
     pub cpu: Duration,
-    /// Memory in bytes beyond the process's usage before its first question, including the stack.
+    /// Maximum memory, including the stack, beyond what the process used before its first question.
     pub memory_bytes: u64,
     /// Maximum wall-clock time that the caller waits.
     pub wall: Duration,
@@ -65,7 +65,7 @@ pub(crate) use unix::{
 
 /// Fallback for systems without OS-level limits.
 ///
-/// Only the wall clock bounds a worker: the caller kills its process.
+/// Only the wall-clock limit applies: when it expires, the caller kills the process.
 #[cfg(not(unix))]
 mod other {
     use std::io;
@@ -112,14 +112,14 @@ mod unix {
 
     use super::Limit;
 
-    /// Maximum number of descriptors, for standard streams, one or two sockets, and reading `/proc`.
+    /// Maximum number of descriptors: standard streams, one or two sockets, and files in `/proc`.
     const MAX_FILES: u64 = 16;
     /// Stack size of the main thread, which prepares programs.
     const MAIN_STACK_BYTES: u64 = 8 << 20;
 
     /// Sets the limits that apply from the start.
     ///
-    /// They forbid core dumps and file writes, and bound the descriptors and the main thread's stack.
+    /// These forbid core dumps and writing to files, and bound the descriptors and the main thread's stack.
     pub(crate) fn bound_process() -> io::Result<()> {
         for (resource, limit) in [
             (Resource::Core, 0),
@@ -132,7 +132,7 @@ mod unix {
         Ok(())
     }
 
-    /// Closes everything except the standard streams, including descriptors leaked by the caller's parent.
+    /// Closes all descriptors but the standard streams, including any that the caller's parent leaked.
     pub(crate) fn close_other_files() {
         #[cfg(target_os = "linux")]
         #[expect(unsafe_code, reason = "the standard library closes only files that it opened")]
@@ -148,7 +148,7 @@ mod unix {
         lower(Resource::Data, bytes)
     }
 
-    /// Lowers the soft limit but keeps the hard limit, which only a privileged process could raise again.
+    /// Lowers the soft limit; keeps the hard limit, which only a privileged process could raise again.
     fn lower(resource: Resource, limit: u64) -> io::Result<()> {
         let Rlimit { current: _, maximum } = getrlimit(resource);
         let current = Some(maximum.map_or(limit, |maximum| maximum.min(limit)));
@@ -163,7 +163,8 @@ mod unix {
             tv_usec: time.subsec_micros() as libc::suseconds_t,
         });
         #[expect(unsafe_code, reason = "the standard library has no timers")]
-        // SAFETY: the pointer refers to a value that outlives the call; the old value is not requested.
+        // SAFETY: the first pointer refers to a value that outlives the call, and the null pointer means that
+        // the old value is not requested.
         let set = unsafe {
             libc::setitimer(
                 libc::ITIMER_PROF,
@@ -188,7 +189,7 @@ mod unix {
         Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
     }
 
-    /// Size of this process's data and stacks in bytes, as counted by `RLIMIT_DATA`.
+    /// Size of this process's data and stacks in bytes, as `RLIMIT_DATA` counts it.
     ///
     /// 0 if the system does not report it.
     pub(crate) fn data_bytes() -> u64 {
@@ -212,15 +213,15 @@ mod unix {
     /// File descriptor that the signal handlers write to.
     static REPORT: AtomicI32 = AtomicI32::new(-1);
 
-    /// Calls [`report_limits`] with standard output.
+    /// Calls [`report_limits`] for standard output.
     pub(crate) fn report_limits_to_output() {
         report_limits(libc::STDOUT_FILENO);
     }
 
-    /// Installs signal handlers that write the fatal limit to `to` in place of an answer.
+    /// Installs signal handlers that write the exceeded limit to `to` in place of an answer.
     pub(crate) fn report_limits(to: RawFd) {
         REPORT.store(to, Ordering::Relaxed);
-        // A failed allocation aborts; a stack overflow raises a memory fault.
+        // A failed allocation raises SIGABRT, and a stack overflow raises SIGSEGV or SIGBUS.
         for signal in [libc::SIGPROF, libc::SIGABRT, libc::SIGSEGV, libc::SIGBUS] {
             #[expect(unsafe_code, reason = "the standard library has no signal handlers")]
             // SAFETY: `report` calls only async-signal-safe functions. It runs on the alternate stack that

@@ -1,21 +1,21 @@
-//! Messages between a caller and its worker: an eight-byte length followed by the payload.
+//! Messages between a caller and its worker: each is an eight-byte length followed by the payload.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use crate::{Limit, Limits};
 
-/// Maximum size of a message to a worker, large enough for a vocabulary.
+/// Maximum size of a message, large enough for a vocabulary.
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 
-/// Message, or the limit that stopped its sender.
+/// Message, or the limit that the sender exceeded.
 pub(crate) type Received = Result<Vec<u8>, Limit>;
 
 pub(crate) fn send(mut to: impl Write, parts: &[&[u8]]) -> io::Result<()> {
     let length = parts.iter().map(|part| part.len() as u64).sum::<u64>();
     let mut message = length.to_le_bytes().to_vec();
     parts.iter().for_each(|part| message.extend_from_slice(part));
-    // A single write, so that a limit marker cannot land in the middle of a message.
+    // Uses a single write, so that a limit marker cannot land in the middle of a message.
     to.write_all(&message)?;
     to.flush()
 }
@@ -40,7 +40,7 @@ pub(crate) fn receive(mut from: impl Read, max_bytes: u64) -> io::Result<Receive
     }
 }
 
-/// Header of a question: the limits for its answer.
+/// Header of a question: the limits on the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QuestionHead {
     pub(crate) cpu: Duration,
@@ -64,7 +64,7 @@ impl QuestionHead {
         bytes
     }
 
-    /// Splits a message into its header and the question after it.
+    /// Splits a message into the header and the question that follows.
     pub(crate) fn split(message: &[u8]) -> Option<(Self, &[u8])> {
         let (cpu, rest) = message.split_first_chunk()?;
         let (memory, rest) = rest.split_first_chunk()?;
@@ -82,7 +82,7 @@ impl QuestionHead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AnswerHead {
     pub(crate) cpu: Duration,
-    /// Memory the process has written, in bytes; 0 if not measured.
+    /// Memory that the process has written, in bytes; 0 if not measured.
     pub(crate) private_bytes: u64,
     /// Whether the program panicked.
     pub(crate) panicked: bool,

@@ -1,4 +1,4 @@
-//! Workers that do not fork: each session starts a process that prepares the source again.
+//! Workers that do not fork: each session starts a process that prepares the program again.
 
 use std::io;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -8,19 +8,17 @@ use std::time::Duration;
 
 use crate::message::{Received, receive, send};
 
-/// Process that runs one program and communicates over its standard streams.
-///
-/// Dropping it kills the process.
+/// Process that runs one program and communicates over its standard streams; killed on drop.
 #[derive(Debug)]
 pub(crate) struct Spawned {
     process: Child,
     input: ChildStdin,
-    /// Messages from the process. A thread reads them, because pipes have no timeout.
+    /// Messages from the process, read by a thread because pipes have no timeout.
     messages: Receiver<io::Result<Received>>,
 }
 
 impl Spawned {
-    /// Starts the process and sends it the first two messages.
+    /// Starts the process and sends the first two messages to it.
     ///
     /// The next [`Spawned::receive`] returns the reply.
     pub(crate) fn start(
@@ -39,7 +37,7 @@ impl Spawned {
             loop {
                 let received = receive(&mut output, max_bytes);
                 let is_last = !matches!(received, Ok(Ok(_)));
-                // The session may have ended.
+                // Sending fails if the session has ended.
                 if sender.send(received).is_err() || is_last {
                     return;
                 }
@@ -65,7 +63,7 @@ impl Spawned {
 
 impl Drop for Spawned {
     fn drop(&mut self) {
-        // The process may have exited already.
+        // Fails if the process has already exited.
         _ = self.process.kill();
         _ = self.process.wait();
     }

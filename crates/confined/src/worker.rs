@@ -24,7 +24,7 @@ use crate::{Limit, Limits, WorkerError};
 /// Environment variables that a program may need to start; workers receive no others.
 const ENVIRONMENT: [&str; 2] = ["LD_LIBRARY_PATH", "SystemRoot"];
 
-/// Program whose `main` calls [`run_worker`](crate::run_worker) before doing almost anything else.
+/// Program whose `main` calls [`run_worker`](crate::run_worker) almost first.
 ///
 /// The `gpt2` binary uses itself, with a hidden command.
 ///
@@ -42,17 +42,17 @@ pub struct WorkerProgram {
     pub program: PathBuf,
     /// Command-line arguments.
     pub arguments: Vec<OsString>,
-    /// Whether it forks for each session (Linux only); otherwise each session starts the program.
+    /// Whether a process forks for each session (Linux only); if not, each session starts the program.
     pub forks: bool,
 }
 
 impl WorkerProgram {
-    /// Uses the running executable with this argument, and forks if the system supports it.
+    /// Uses the running executable with this argument, and forks if the system supports forking.
     ///
     /// # Errors
     /// If the system does not report the executable's path.
     pub fn this(argument: &str) -> io::Result<Self> {
-        // The file may have been replaced since; on Linux this link still refers to the running executable.
+        // On Linux, this link refers to the running executable even if its file has been replaced.
         let running = PathBuf::from("/proc/self/exe");
         let program = if running.exists() { running } else { env::current_exe()? };
         Ok(Self { program, arguments: vec![argument.into()], forks: cfg!(target_os = "linux") })
@@ -121,7 +121,7 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Creates a worker for the program with this source, without starting a process yet.
+    /// Creates a worker for the program with this source; starts no process yet.
     pub fn new(
         program: WorkerProgram,
         service: &'static str,
@@ -139,7 +139,7 @@ impl Worker {
         }
     }
 
-    /// Starts a session: a process with the prepared program.
+    /// Starts a session, which is a process with the prepared program.
     ///
     /// # Errors
     /// If the program is invalid, its preparation exceeds a limit, or the system cannot start a process.
@@ -173,7 +173,7 @@ impl Worker {
     #[cfg(target_os = "linux")]
     fn forked(&self) -> Result<UnixStream, WorkerError> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        // The server may have exited since.
+        // This fails if the server has exited in the meantime, in which case a new server is started.
         if let Some(session) = server.as_ref().and_then(|server| server.session().ok()) {
             return Ok(session);
         }
@@ -226,7 +226,7 @@ enum Channel {
     Process(Spawned),
 }
 
-/// Answer and its cost.
+/// Answer and what it cost.
 ///
 /// Returned by [`Session::ask`]; see [`Worker`] for an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -240,13 +240,14 @@ pub struct Answer {
 }
 
 impl Session {
-    /// Asks the program a question; `measures` requests the memory usage as well.
+    /// Asks the program a question; `measures` also requests the memory usage.
     ///
     /// # Errors
-    /// If the answer exceeds a limit, or the process exits before it answers. Either ends the session.
+    /// If computing the answer exceeds a limit, or the process exits before it answers. Either ends the
+    /// session.
     pub fn ask(&mut self, question: &[u8], limits: &Limits, measures: bool) -> Result<Answer, WorkerError> {
-        // The channel is taken out, because after a panic between question and answer, later answers would be
-        // out of sync.
+        // The channel is put back only on success. If an answer is missed, later answers would be out of sync
+        // with their questions.
         let mut channel = self.0.take().ok_or(WorkerError::Ended)?;
         let head = QuestionHead::new(limits, measures).to_bytes();
         let message = received_within(channel.exchange(&[&head, question], limits.wall), limits)?;
@@ -262,7 +263,8 @@ impl Session {
 
 impl Channel {
     fn exchange(&mut self, question: &[&[u8]], wall: Duration) -> io::Result<Received> {
-        // A process that has reported a limit may have closed its end before the question arrived.
+        // Receive even if sending fails: the process may have reported a limit and exited before the question
+        // arrived.
         let exchanged = match self {
             #[cfg(target_os = "linux")]
             Self::Socket(socket) => {

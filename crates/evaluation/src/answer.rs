@@ -15,7 +15,7 @@ pub struct ItemResult {
     /// Item id, if the data provides one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub id: Option<String>,
-    /// Group of the data that the item counts toward.
+    /// Group in the data that the item counts toward.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub group: Option<String>,
     /// Digest of the item's tokens: [`Item::token_digest`](crate::Item::token_digest).

@@ -38,7 +38,7 @@ impl RequestedProtocol {
         }
         if HarnessTask::is_file(name) {
             let task = HarnessTask::read(Path::new(name), worker)?;
-            // The task file specifies the source of the examples.
+            // A placeholder: the task file itself specifies the source of the examples.
             let few_shot = task.takes_examples().then_some(ExampleSource::Training);
             let protocol = Protocol { few_shot, ..TASK };
             return Ok(Self { protocol, number: None, kind: Kind::Task(Arc::new(task)) });
@@ -71,7 +71,7 @@ impl RequestedProtocol {
         self.number.or(usual).unwrap_or(0)
     }
 
-    /// Returns the protocol's name for reports, with its parameter; `name` is the caller's name for it.
+    /// Returns the protocol's name for reports, with its parameter; `name` is the requested name.
     pub(crate) fn name(&self, name: &str) -> String {
         match &self.kind {
             Kind::Task(task) => task.name().to_owned(),
@@ -80,7 +80,7 @@ impl RequestedProtocol {
         }
     }
 
-    /// Computes the metrics of the results.
+    /// Computes the metrics from the results.
     pub(crate) fn measure(&self, totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
         match &self.kind {
             Kind::Task(task) => task.measure(totals, results),

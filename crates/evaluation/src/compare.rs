@@ -1,7 +1,7 @@
-//! Item-by-item comparison of two runs: flipped answers, and differences with paired standard errors.
+//! Item-by-item comparison of two runs: flipped answers and paired differences.
 //!
-//! Two models with equal accuracy can disagree on many answers. The standard error of a difference on the
-//! same items is far smaller than the errors of both metrics suggest.
+//! Two models with equal accuracy can disagree on many answers. On the same items, the standard error of
+//! the difference is far smaller than the standard errors of the two metrics suggest.
 
 use serde::Serialize;
 
@@ -23,13 +23,13 @@ use crate::ItemResult;
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Log of the other run.
+    /// Path of the other run's log.
     pub path: String,
     /// Summary of the other run; see [`LogHead::run`](crate::LogHead::run).
     pub run: String,
     /// Number of compared items.
     pub items: usize,
-    /// Agreement of the two runs' answers, for each measure that selects an answer.
+    /// Agreement between the two runs' answers, for each measure that selects an answer.
     pub answers: Vec<Flips>,
     /// Mean difference in log-probability per item, this run minus the other, in nats.
     ///
@@ -70,7 +70,7 @@ pub struct PairedDifference {
     /// Mean of the differences.
     #[serde(serialize_with = "crate::number::serialize")]
     pub difference: f64,
-    /// Standard error: the standard deviation of the differences divided by the square root of their count.
+    /// Standard error: the standard deviation of the differences over the square root of their count.
     #[serde(serialize_with = "crate::number::optional::serialize")]
     pub stderr: Option<f64>,
 }
@@ -78,7 +78,7 @@ pub struct PairedDifference {
 /// Answer to an item, and whether it is correct.
 type Answer = (usize, bool);
 
-/// Name of a measure, and a function that selects an answer by it.
+/// Name of a measure, and a function that selects an answer by this measure.
 type Measure = (&'static str, fn(&ItemResult) -> Option<Answer>);
 
 const OF_CHOICES: [Measure; 4] = [
@@ -112,7 +112,7 @@ impl Comparison {
 }
 
 impl Flips {
-    /// Counts the flips of a measure; `None` if an item lacks an answer or there are no items.
+    /// Counts the flips by a measure; `None` if an item lacks an answer or there are no items.
     fn of((measure, answer): Measure, here: &[ItemResult], there: &[ItemResult]) -> Option<Self> {
         let pairs = here.iter().zip(there).map(|(here, there)| Some((answer(here)?, answer(there)?)));
         let pairs = pairs.collect::<Option<Vec<_>>>().filter(|pairs| !pairs.is_empty())?;

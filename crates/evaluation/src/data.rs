@@ -174,17 +174,17 @@ impl Data {
         self.records().map(text).collect()
     }
 
-    /// Iterates over the entries of JSONL, CSV or Parquet data in order, up to the first unreadable entry.
+    /// Iterates over JSONL, CSV or Parquet entries in order, up to the first unreadable entry.
     ///
-    /// Empty lines of JSONL are skipped. The first row of CSV names the fields.
+    /// Empty lines in JSONL are skipped. The first CSV row names the fields.
     pub fn records(&self) -> Records<'_> {
         self.records_with_columns(&[])
     }
 
     /// Iterates like [`Data::records`], with default column names for CSV.
     ///
-    /// If the first row of CSV contains none of `columns`, the row is an entry itself, and `columns` name
-    /// the fields.
+    /// If the first CSV row contains none of `columns`, the row is an entry itself, and `columns` names the
+    /// fields.
     pub fn records_with_columns(&self, columns: &'static [&'static str]) -> Records<'_> {
         let mut has_failed = false;
         let until_failure = move |record: Result<Record, DataError>| {

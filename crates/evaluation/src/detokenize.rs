@@ -17,7 +17,7 @@ pub(crate) fn strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// Number of parts after splitting at whitespace, including empty ones: `len(re.split(r"\s+", text))`.
+/// Number of parts between whitespace, including empty parts: `len(re.split(r"\s+", text))`.
 pub(crate) fn count_words(text: &str) -> usize {
     let starts_run = |before: Option<char>, here: char| is_space(here) && !before.is_some_and(is_space);
     let before = std::iter::once(None).chain(text.chars().map(Some));
@@ -67,10 +67,10 @@ static INSIDE_MARKS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"'\s*([^']*?)\s*'", "'${1}'"),
     ])
 });
-/// Bug-compatible first substitution of the detokenizer.
+/// First substitution in the detokenizer, with the original's bug.
 ///
-/// Its pattern and replacement were meant without the slashes. As written, it inserts its second pattern
-/// literally wherever the first one matches, which happens in hardly any text.
+/// The slashes in the pattern and in the replacement are a mistake in the original. As written, the
+/// substitution inserts the literal replacement wherever the pattern matches, which is in hardly any text.
 static SLASHES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([("/' [0-9]/", "/'[0-9]/")]));
 /// Pattern that removes brackets and their contents if they close on the same line.
 static BRACKETS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([(r"\[.*?\]", "")]));

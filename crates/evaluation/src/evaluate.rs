@@ -49,7 +49,7 @@ impl Prepared {
         let mut rest = self.items.get(results.len()..).unwrap_or_default();
         results.reserve(rest.len());
         while let Some(first) = rest.first() {
-            // Items of one kind are evaluated together.
+            // Evaluate consecutive items of one kind together.
             let (stretch, others) =
                 rest.split_at(rest.iter().take_while(|item| is_alike(item, first)).count());
             let mut keep = |result: ItemResult| {
@@ -122,7 +122,7 @@ fn tokens_of(item: &Item) -> usize {
     }
 }
 
-/// Sequences of an item, grouped by possible common prefixes.
+/// Groups an item's sequences; only sequences in the same group can share a prefix.
 fn groups(choices: &[Choice]) -> Vec<Vec<&Sequence>> {
     match choices {
         [text] => text.sequences.iter().map(|window| vec![window]).collect(),
@@ -141,7 +141,7 @@ fn tokens_read(group: &[&Sequence]) -> usize {
     shared + group.iter().map(|sequence| read(sequence) - shared).sum::<usize>()
 }
 
-/// Scores items in runs.
+/// Scores items in runs of about [`RUN_TOKENS`] tokens.
 fn score(
     model: &LoadedModel,
     items: &[Item],
@@ -170,7 +170,7 @@ fn score(
         for group in groups(choices) {
             let tokens = tokens_read(&group);
             if run_tokens + tokens > RUN_TOKENS && !run.is_empty() {
-                // The item of this group is incomplete and stays open.
+                // The item that this group belongs to is incomplete, so it remains in `open`.
                 finish_run(&mut run, &mut run_tokens, &mut open)?;
             }
             run_tokens += tokens;
@@ -180,7 +180,7 @@ fn score(
     finish_run(&mut run, &mut run_tokens, &mut open)
 }
 
-/// Combines the scores of an item's sequences into its result.
+/// Combines the scores of an item's sequences into the item's result.
 fn scored_item(item: &Item, scores: &[Vec<TokenScore>]) -> ItemResult {
     let Work::Score { choices, gold } = &item.work else { return empty_result(item) };
     let mut scores = scores.iter();

@@ -82,7 +82,7 @@ impl Kl {
 
     /// Splits text into windows.
     ///
-    /// The texts of JSONL are joined by the end-of-text token. A single trailing line break is removed.
+    /// The texts in JSONL data are joined by the end-of-text token. A single trailing line break is removed.
     /// [`Setting::limit`] counts windows. A text shorter than a window becomes a single shorter window.
     ///
     /// # Errors
@@ -96,8 +96,9 @@ impl Kl {
             return Err(unusable(data, what));
         }
         let is_short = ids.len() < length;
-        let short =
-            || format!("the text has {} tokens, so its only window is shorter than {length}", ids.len());
+        let short = || {
+            format!("the text has {} tokens, so its only window is shorter than {length} tokens", ids.len())
+        };
         let notes = note.into_iter().chain(is_short.then(short)).collect();
         let windows = ids.chunks_exact(length.min(ids.len())).take(limit(setting)?);
         Ok(Self { windows: windows.map(<[u32]>::to_vec).collect(), notes })
@@ -137,7 +138,7 @@ impl Kl {
         let longest = self.windows.iter().map(Vec::len).max().unwrap_or(0);
         let n_positions = base.config().n_positions;
         if longest > n_positions {
-            let expected = format!("at most {n_positions}, the base model's context");
+            let expected = format!("at most {n_positions} tokens (the base model's context)");
             return Err(wrong_setting("`context`", expected, longest.to_string()));
         }
         if base.tokenizer().is_none() || model.tokenizer().is_none() {
@@ -177,13 +178,14 @@ impl Kl {
             ));
         }
         if result.tokens != scored {
-            return Err("`tokens`: expected the tokens of the text, found different tokens".to_owned());
+            return Err("`tokens`: expected the text's tokens, found different tokens".to_owned());
         }
         match lengths.into_iter().find(|length| *length != scored.len()) {
             None => Ok(()),
-            Some(length) => {
-                Err(format!("expected lists of {} numbers, one for each token, found {length}", scored.len()))
-            }
+            Some(length) => Err(format!(
+                "expected lists of {} numbers, one for each token, found a list of {length}",
+                scored.len()
+            )),
         }
     }
 
@@ -223,11 +225,11 @@ impl Kl {
         Ok(results)
     }
 
-    /// Computes the metrics of these windows; empty if there are no windows.
+    /// Computes the metrics for these windows; empty if there are no windows.
     ///
     /// Standard errors treat tokens as independent, as in llama.cpp. llama.cpp reports none for ten
-    /// tokens or fewer, and no percentiles for fewer than a hundred. Here a standard error needs two
-    /// tokens and a percentile needs one, and both report their `count`. Metrics that are NaN are
+    /// tokens or fewer, and no percentiles for fewer than a hundred. This crate needs two tokens for a
+    /// standard error and one for a percentile, and both report their `count`. Metrics that are NaN are
     /// omitted: the correlation if a model finds every token equally probable, and the difference between
     /// infinite perplexities.
     pub fn measure(windows: &[KlWindow]) -> Vec<Metric> {
@@ -269,7 +271,7 @@ impl KlWindow {
         let column = |number: fn(&Divergence) -> f64| places.iter().map(number).collect::<Vec<f64>>();
         let [kl, base_logprob, logprob] =
             [column(|place| place.kl), column(|place| place.base_logprob), column(|place| place.logprob)];
-        // JSON has no infinities, and a mean that includes one is meaningless.
+        // JSON cannot represent an infinity, and a mean that includes one is meaningless.
         if [&kl, &base_logprob, &logprob].into_iter().flatten().any(|number| !number.is_finite()) {
             return Err(GenerationError::NotFinite.into());
         }
@@ -290,8 +292,8 @@ impl KlWindow {
 fn perplexities(losses: &[f64], base_losses: &[f64]) -> Option<Vec<Metric>> {
     let [loss, base_loss] = [mean_of(losses)?, mean_of(base_losses)?];
     let [perplexity, base_perplexity] = [loss, base_loss].map(|nats| libm::exp(nats.value));
-    // The variance of the paired differences includes the covariance of both losses, and is exactly 0 for
-    // equal models.
+    // The variance of the paired differences accounts for the covariance of the two losses, and is exactly
+    // 0 for equal models.
     let log_ratio = mean_of(&paired(losses, base_losses, |loss, base| loss - base))?;
     // To first order in both losses: d(e^q - e^b) = e^q dq - e^b db.
     let difference =
@@ -352,7 +354,7 @@ fn probability_changes(changes: Vec<f64>) -> Option<Vec<Metric>> {
     Some([first].into_iter().chain(percentiles(&mean, &PERCENTILES, changes)).chain([last]).collect())
 }
 
-/// Computes percentile metrics; their `count` is that of `mean`.
+/// Computes percentile metrics, with the same `count` as `mean`.
 fn percentiles(mean: &Ratio, named: &[(&'static str, f64)], mut values: Vec<f64>) -> Vec<Metric> {
     values.sort_by(f64::total_cmp);
     named.iter().map(|(name, share)| mean.metric(name, percentile(&values, *share), None)).collect()

@@ -25,7 +25,7 @@ pub struct ProtocolEntry {
     pub about: &'static str,
     /// Source of the protocol's formulas.
     pub source: &'static str,
-    /// Number at the end of the name, if it has one.
+    /// Number at the end of the protocol's name, if any.
     pub parameter: Option<Parameter>,
     /// Published data; `None` for `kl`, which accepts any text.
     pub dataset: Option<Dataset>,

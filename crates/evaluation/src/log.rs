@@ -1,9 +1,9 @@
 //! Log with one JSON line per item, from which an interrupted run can be resumed.
 //!
 //! A line holds an [`ItemResult`], or the result of a window of `kl`, preceded by its [`LogHead`]. Lines
-//! are appended as soon as their results are known, and remain however the run ends. Several protocols
-//! may share a log. The results of an interrupted run are reused only if they match the items of the
-//! data.
+//! are appended as soon as their results are known, and are kept even if the run is killed. Several
+//! protocols may share a log. The results of an interrupted run are reused only if they match the items
+//! in the data.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Choice, ChoiceResult, EvaluationError, Item, ItemResult, Prepared, Work};
 
-/// Maximum size of the log of a run to compare with, in bytes.
+/// Maximum size, in bytes, of a log that a run is compared with.
 const MAX_BYTES: u64 = 4 << 30;
-/// First bytes of every line.
+/// First bytes of every log line.
 const BEGINNING: &[u8] = br#"{"protocol":"#;
 
 /// A log to which results are appended.
@@ -43,7 +43,7 @@ const BEGINNING: &[u8] = br#"{"protocol":"#;
 pub struct ItemLog {
     file: LineFile,
     path: PathBuf,
-    /// Lines of an interrupted run that have not been taken yet.
+    /// Lines of an interrupted run that no call to [`ItemLog::take`] has returned yet.
     lines: Vec<Line>,
     /// Whether this run created the file.
     is_new: bool,
@@ -95,8 +95,9 @@ impl ItemLog {
         if !resume {
             // A path that is not a regular file, such as a terminal, has length 0.
             let is_empty = log.file.as_file().metadata().map_err(failed)?.len() == 0;
-            let what =
-                || "contains the items of another run; resume that run, or choose another name".to_owned();
+            let what = || {
+                "contains the items of another run; resume that run, or choose another log file".to_owned()
+            };
             return if is_empty { Ok(log) } else { Err(log.error(what())) };
         }
         let mut whole = Vec::new();
@@ -107,9 +108,7 @@ impl ItemLog {
         let half = log.file.for_each_line(keep).map_err(failed)?;
         let line = |(number, bytes)| {
             let other = |error: &dyn std::fmt::Display| {
-                log.error(format!(
-                    "line {number}: not an entry of an item log ({error}); choose another name"
-                ))
+                log.error(format!("line {number}: not an item log entry ({error}); choose another log file"))
             };
             let text = String::from_utf8(bytes).map_err(|error| other(&error))?;
             let head = serde_json::from_str(&text).map_err(|error| other(&error))?;
@@ -119,7 +118,7 @@ impl ItemLog {
         if !half.bytes.is_empty() {
             let shorter = half.bytes.len().min(BEGINNING.len());
             if lines.is_empty() && half.bytes[..shorter] != BEGINNING[..shorter] {
-                return Err(log.error("line 1: not an entry of an item log; choose another name".into()));
+                return Err(log.error("line 1: not an item log entry; choose another log file".into()));
             }
             log.file.drop_half_line(&half).map_err(failed)?;
         }
@@ -143,7 +142,7 @@ impl ItemLog {
         })
     }
 
-    /// Takes the lines of a protocol and parses their results as any type.
+    /// Takes the lines for a protocol and parses their results as any type.
     ///
     /// `check` receives each result with its index among these lines, from 0, and returns a description
     /// of a mismatch.
@@ -159,7 +158,7 @@ impl ItemLog {
         let lines: Vec<Line> = self.lines.extract_if(.., of_protocol).collect();
         let result = |(index, line): (usize, &Line)| {
             let wrong =
-                |what: String| self.error(format!("line {}: {what}; choose another name", line.number));
+                |what: String| self.error(format!("line {}: {what}; choose another log file", line.number));
             if line.head.run != head.run {
                 return Err(wrong(format!(
                     "written by the run `{}`, but this run is `{}`",
@@ -167,7 +166,7 @@ impl ItemLog {
                 )));
             }
             let result = serde_json::from_str(&line.text);
-            let result = result.map_err(|error| wrong(format!("not an entry of an item log ({error})")))?;
+            let result = result.map_err(|error| wrong(format!("not an item log entry ({error})")))?;
             check(index, &result).map_err(wrong)?;
             Ok(result)
         };
@@ -182,7 +181,7 @@ impl ItemLog {
         match self.lines.first() {
             None => Ok(()),
             Some(Line { number, head, .. }) => Err(self.error(format!(
-                "line {number}: written for `{}`, which this run does not evaluate; add this protocol, or choose another name",
+                "line {number}: written for `{}`, which this run does not evaluate; add this protocol, or choose another log file",
                 head.protocol
             ))),
         }
@@ -213,7 +212,7 @@ impl Drop for ItemLog {
     }
 }
 
-/// Reads the results of a protocol from another run's log, with the summary of that run.
+/// Reads a protocol's results from another run's log, with the summary of that run.
 ///
 /// The log must have results for all items. It is not modified, and another process may be appending to
 /// it. Lines come from [`ItemLog::append`].
@@ -232,7 +231,7 @@ pub fn logged_results(
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let (mut run, mut results) = (String::new(), Vec::with_capacity(prepared.items.len()));
     for (number, line) in (1..).zip(whole.lines()) {
-        let other = |error| wrong(format!("line {number}: not an entry of an item log ({error})"));
+        let other = |error| wrong(format!("line {number}: not an item log entry ({error})"));
         let head: LogHead = serde_json::from_str(line).map_err(other)?;
         // A log may have more items than this run needs.
         let Some(item) = prepared.items.get(results.len()).filter(|_| head.protocol == protocol) else {
@@ -240,13 +239,13 @@ pub fn logged_results(
         };
         let result = serde_json::from_str(line).map_err(other)?;
         check(item, &result)
-            .map_err(|what| wrong(format!("line {number}: {what}; compare runs of the same data")))?;
+            .map_err(|what| wrong(format!("line {number}: {what}; compare runs on the same data")))?;
         run = head.run;
         results.push(result);
     }
     match (results.len(), prepared.items.len()) {
         (found, expected) if found < expected => Err(wrong(format!(
-            "contains {found} items of `{protocol}`, but this run has {expected}; limit this run to {found}"
+            "contains {found} items for `{protocol}`, but this run has {expected}; limit this run to {found}"
         ))),
         _ => Ok((run, results)),
     }
@@ -279,8 +278,8 @@ fn check(item: &Item, result: &ItemResult) -> Result<(), String> {
         }
     };
     matched?;
-    // Counts do not reveal different texts of the same length.
-    same("digest of tokens", shown(&result.asked), shown(&item.token_digest()))
+    // Equal counts do not rule out different texts of the same length.
+    same("token digest", shown(&result.asked), shown(&item.token_digest()))
 }
 
 /// Checks that a choice and its result have the same token, character, byte and word counts.

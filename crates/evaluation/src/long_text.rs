@@ -18,8 +18,8 @@ type Encode = fn(&Vocabulary, &str) -> Result<Vec<u32>, EvaluationError>;
 
 /// Encodes text; an interruption takes effect even while a long text is being encoded.
 ///
-/// A tokenizer encodes its input as a whole. A long text is therefore encoded on its own thread, which an
-/// interruption does not wait for.
+/// A tokenizer encodes its input as a whole. A long text is therefore encoded on its own thread, and an
+/// interruption does not wait for this thread.
 pub(crate) fn encode_long(
     setting: &Setting<'_>,
     text: &str,
@@ -42,7 +42,7 @@ pub(crate) fn encode_long(
                 return Err(EvaluationError::Interrupted);
             }
             Err(RecvTimeoutError::Timeout) => {}
-            // The thread panicked. Encoding here repeats the panic on a thread where it is visible.
+            // The thread panicked. Encode on this thread, which repeats the panic where it is visible.
             Err(RecvTimeoutError::Disconnected) => return encode(setting.vocabulary, text),
         }
     }

@@ -1,6 +1,6 @@
 //! Metrics with standard errors.
 //!
-//! Without items there are no metrics, rather than NaN values. A perplexity beyond the range of f64 is
+//! Without items, functions return no metrics rather than NaN values. A perplexity beyond the range of f64 is
 //! infinite and has no standard error.
 
 use std::f64::consts::LN_2;
@@ -106,7 +106,7 @@ impl Ratio {
         Some(Self { stderr: variance_divisor(ratio.count).map(|less| (variance / less).sqrt()), ..ratio })
     }
 
-    /// Divides the same total of nats by another number of units, without a standard error.
+    /// Divides the total nats by a different number of units; the result has no standard error.
     pub(crate) fn per(&self, count: usize) -> Option<Self> {
         let scale = self.count as f64 / at_least_one(count)?;
         Some(Self { value: self.value * scale, stderr: None, count })
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(bits.count, 3);
     }
 
-    /// Token nats 1, 3 and 2, 2: mean 2, mean of squares 18 / 4, error sqrt((4.5 - 4) / 3).
+    /// Texts with token nats 1, 3 and 2, 2: mean 2, mean of squares 18 / 4, error sqrt((4.5 - 4) / 3).
     #[test]
     fn per_token_stderr_matches_llama_cpp() {
         let results = [text(-4.0, 2, 10.0), text(-4.0, 2, 8.0)];

@@ -6,7 +6,7 @@ use crate::{EvaluationError, Protocol};
 
 /// Maximum number of suggestions for an unknown name.
 const NEAREST_NAMES: usize = 3;
-/// Aliases of `text:bits`.
+/// Aliases for `text:bits`.
 const BITS: [&str; 3] = ["bpb", "bits-per-byte", "bits_per_byte"];
 /// Minimum similarity of a suggested name.
 const NEAR: f64 = 0.5;
@@ -63,13 +63,13 @@ pub fn named(name: &str) -> Result<(&'static Protocol, Option<usize>), Evaluatio
     }
 }
 
-/// Returns suggestions for an unknown name: similar names, or protocols whose description contains it.
+/// Suggests protocols for an unknown name: similar names, or descriptions that contain the name.
 fn nearest(name: &str) -> Vec<&'static str> {
     let words = name.to_lowercase().replace(['-', '_'], " ");
     let mut near: Vec<(f64, &str)> = protocols()
         .iter()
         .map(|protocol| {
-            // A short name resembles a task, a full name resembles a protocol.
+            // A short name may be a misspelled task, and a longer name a misspelled protocol.
             let similarity = |known: &str| strsim::normalized_damerau_levenshtein(name, known);
             let is_described = words.contains(' ') && protocol.about.contains(&words);
             let described = if is_described { 1.0 } else { 0.0 };
@@ -81,7 +81,7 @@ fn nearest(name: &str) -> Vec<&'static str> {
     near.into_iter().take(NEAREST_NAMES).map(|(_, name)| name).collect()
 }
 
-/// Creates an error for an unknown name that lists the task's protocols or similar names.
+/// Creates an error for an unknown name, with the task's protocols or with similar names.
 fn unknown(name: &str) -> EvaluationError {
     let quoted = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let task = name.split(':').next().unwrap_or(name);

@@ -1,4 +1,4 @@
-//! Evaluation options: protocols, data and the log of items.
+//! Evaluation options: protocols, data and the item log.
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use crate::{EvaluationError, protocols};
 
 /// Options for evaluating a model that is opened separately.
 ///
-/// In JSON, they form an object with the names of the fields, all of them optional. `protocols` and
-/// `base` are not part of it, because callers pass them as arguments.
+/// In JSON, the options are an object whose keys are the field names, all of them optional. The object has
+/// no `protocols` or `base`, because callers pass these as arguments.
 ///
 /// ```
 /// use candle_gpt2_evaluation::EvaluationOptions;
@@ -30,15 +30,15 @@ use crate::{EvaluationError, protocols};
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct EvaluationOptions {
-    /// Protocols (see --list) or task files of lm-evaluation-harness (YAML); several share one loaded model
+    /// Protocols (see --list) or lm-evaluation-harness task files (YAML); several share one loaded model
     #[serde(skip)]
     #[cfg_attr(
         feature = "clap",
         arg(value_name = "PROTOCOL", required_unless_present = "list", conflicts_with = "list")
     )]
     pub protocols: Vec<String>,
-    /// The data: a file, a folder of files, or owner/name@revision/path of a dataset on the Hub; once for
-    /// all protocols, or once for each, in order [default: the published data, from the Hub]
+    /// The data: a file, a folder of files, or owner/name@revision/path for a dataset on the Hub; once
+    /// for all protocols, or once for each, in order [default: the published data, from the Hub]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub data: Vec<PathBuf>,
     /// Number of few-shot examples, sampled and formatted as in lm-evaluation-harness [default: 0, or as
@@ -55,26 +55,26 @@ pub struct EvaluationOptions {
     /// Only the first N items
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub limit: Option<usize>,
-    /// Length of the windows in tokens, for wikitext:llama.cpp and kl [default: 512, or the context if that
-    /// is shorter]
+    /// Window length in tokens, for wikitext:llama.cpp and kl [default: 512, or the context if that is
+    /// shorter]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub context: Option<usize>,
     /// Write the model's answer to each item to this file as soon as it is known, one JSON object per line;
     /// a killed run loses only the work in progress, about a thousand tokens or one item
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub items: Option<PathBuf>,
-    /// Resume an interrupted run from its --items
+    /// Resume an interrupted run from its --items file
     #[cfg_attr(feature = "clap", arg(long))]
     pub resume: bool,
-    /// Compare item by item with the --items of another run of the same data: which answers flipped, and
-    /// the paired difference
+    /// Compare item by item with the --items file from another run on the same data: which answers
+    /// flipped, and the paired difference
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub against: Option<PathBuf>,
     /// For kl: the model to compare with, named like --model [default: the same model]
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "MODEL"))]
     pub base: Option<PathBuf>,
-    /// For kl: precision of the base's weights, as for --dtype [default: f32]
+    /// For kl: precision of the base model's weights, as for --dtype [default: f32]
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub base_dtype: Option<WeightDType>,
@@ -155,7 +155,7 @@ impl EvaluationOptions {
         self.fewshot_data.get(index).or(self.fewshot_data.first()).map(PathBuf::as_path)
     }
 
-    /// Returns the data of the protocol at `index`.
+    /// Returns the data for the protocol at `index`.
     pub(crate) fn data_of(&self, index: usize) -> Option<&Path> {
         self.data.get(index).or(self.data.first()).map(PathBuf::as_path)
     }

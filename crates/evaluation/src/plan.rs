@@ -44,7 +44,7 @@ pub struct Reports<'a> {
     log: Option<ItemLog>,
     models: ModelPair<&'a LoadedModel>,
     reporter: &'a dyn Reporter,
-    /// First data error in the earlier tasks.
+    /// First data error so far, reported after the last report.
     damage: Option<DataError>,
 }
 
@@ -84,9 +84,9 @@ impl Plan {
         self.asked.iter().any(RequestedProtocol::compares)
     }
 
-    /// Returns the base model for `kl`, if the plan includes it.
+    /// Returns the base model for `kl`, if the plan includes `kl`.
     ///
-    /// It is the model of `base`, or the same model, in f32 unless `base_dtype` is set.
+    /// This is the model that `base` names, or else the evaluated model, in f32 unless `base_dtype` is set.
     pub fn base_of(&self, model: &ModelOptions) -> Option<ModelOptions> {
         let dtype = Some(self.options.base_dtype.unwrap_or(WeightDType::F32));
         let same = ModelOptions { dtype, kv_dtype: None, assistant_model: None, ..model.clone() };
@@ -99,7 +99,7 @@ impl Plan {
 
     /// Reads and checks all data and opens the log.
     ///
-    /// All invalid input is rejected before any weights are read. `base` is the base model of `kl`.
+    /// All invalid input is rejected before any weights are read. `base` is the base model for `kl`.
     ///
     /// # Errors
     /// Fails if data is unavailable, unreadable, unusable or damaged, or does not fit a model. Also fails
@@ -201,10 +201,10 @@ impl Evaluation {
         &self.notes
     }
 
-    /// Evaluates one protocol after another; `base` is the base model of `kl`.
+    /// Evaluates one protocol after another; `base` is the base model for `kl`.
     ///
-    /// Errors in the data of a protocol are reported after the reports of all other protocols. Any other
-    /// error ends the run.
+    /// A protocol's data error is returned after the reports of all other protocols. Any other error ends
+    /// the run.
     pub fn run<'a>(
         self,
         model: &'a LoadedModel,

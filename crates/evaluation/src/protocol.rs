@@ -1,4 +1,4 @@
-//! Protocols; each name determines the scored text, its windows, and the result's divisor.
+//! Protocols; a protocol's name determines the scored text, the windows, and the result's divisor.
 
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use crate::{Data, EvaluationError, ExampleSource, ItemResult, Metric, Prepared, 
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Protocol {
-    /// Name, such as `lambada:lm-eval`; a parameter is written as `N` at its end, as in `wikitext:hf-N`.
+    /// Name, such as `lambada:lm-eval`; a final `N` stands for a parameter, as in `wikitext:hf-N`.
     pub name: &'static str,
     /// One-line description.
     pub about: &'static str,
@@ -71,7 +71,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Whether the data is the published data, judging by its Hub path or its SHA-256; `None` if unknown.
+    /// Whether the data is the published data, judging by Hub path or SHA-256; `None` if unknown.
     ///
     /// Data from another source is compared by SHA-256, if the published SHA-256 is known.
     pub fn is_published(&self, hub: Option<&str>, sha256: &str) -> Option<bool> {

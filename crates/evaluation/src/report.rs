@@ -32,9 +32,9 @@ use crate::{Comparison, Flips, Metric, PairedDifference, Published, Size, Stderr
 pub struct Report {
     /// Name of the model.
     pub model: String,
-    /// Dtype of its weights.
+    /// Dtype of the model's weights.
     pub dtype: &'static str,
-    /// Dtype of its KV cache.
+    /// Dtype of the model's KV cache.
     pub kv_dtype: &'static str,
     /// Device that the model ran on.
     pub device: String,
@@ -78,7 +78,7 @@ pub struct Report {
 pub struct BaseReport {
     /// Name of the model.
     pub model: String,
-    /// Dtype of its weights.
+    /// Dtype of the model's weights.
     pub dtype: &'static str,
 }
 
@@ -93,9 +93,9 @@ pub struct DatasetReport {
     pub path: String,
     /// Commit of the dataset on the Hub.
     pub revision: Option<String>,
-    /// SHA-256 of the bytes, in lowercase hexadecimal.
+    /// SHA-256 of the data, in lowercase hexadecimal.
     pub sha256: String,
-    /// Whether this is the published file; absent if no file is published or its SHA-256 is unknown.
+    /// Whether the data is the published file; absent if no published SHA-256 is known.
     pub known: Option<bool>,
     /// Number of evaluated items.
     pub items: usize,
@@ -137,10 +137,10 @@ pub struct MetricReport {
     pub count: usize,
     /// Published results for a model of this size.
     pub published: Vec<Published>,
-    /// Difference from the published result of the same protocol, in standard errors.
+    /// Difference from the published result for the same protocol, in standard errors.
     ///
-    /// It shows how likely a different sample of items would produce this difference. On the same items,
-    /// no difference is due to chance.
+    /// Indicates how likely a difference of this size is for another sample of items. If the items are the
+    /// same, no difference is due to chance.
     pub z: Option<f64>,
 }
 
@@ -190,13 +190,13 @@ impl MetricReport {
     }
 }
 
-/// Returns the published result of exactly this protocol.
+/// Returns the published result for exactly this protocol.
 fn same_protocol(published: &[Published]) -> Option<&Published> {
     published.iter().find(|published| published.exact)
 }
 
 impl Display for Report {
-    /// Writes a table of the metrics, followed by the data and model they come from.
+    /// Writes a table of the metrics, followed by the data and the model that they come from.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let head =
             ["protocol", "metric", "value", "± stderr", "published", "difference (in standard errors)"];
@@ -228,7 +228,7 @@ impl Display for Report {
 }
 
 impl DatasetReport {
-    /// Whether these are all of the published items, if known.
+    /// Whether the run covered exactly the published items, if known.
     fn is_published(&self) -> Option<bool> {
         let is_all = self.limit.is_none_or(|limit| self.items < limit);
         if is_all { self.known } else { Some(false) }
@@ -270,7 +270,8 @@ fn write_comparison(f: &mut Formatter<'_>, against: &Comparison) -> fmt::Result 
     for Flips { measure, n10, n01, changed, difference, .. } in answers {
         let PairedDifference { difference, stderr: error } = *difference;
         let error = stderr(error);
-        let flips = format!("{n10} correct only here, {n01} only there, {changed} different answers");
+        let flips =
+            format!("{n10} correct only in this run, {n01} only in the other, {changed} different answers");
         writeln!(f, "    accuracy by {measure} {}{error}: {flips}", signed(difference))?;
     }
     match logprob {
@@ -281,7 +282,7 @@ fn write_comparison(f: &mut Formatter<'_>, against: &Comparison) -> fmt::Result 
     }
 }
 
-/// Writes a table: text columns left-aligned, number columns right-aligned, the last column unaligned.
+/// Writes a table with left-aligned text, right-aligned numbers and an unaligned last column.
 fn write_table(f: &mut Formatter<'_>, head: &[String; 6], rows: &[[String; 6]]) -> fmt::Result {
     let width =
         |column: usize| rows.iter().chain([head]).map(|row| row[column].chars().count()).fold(0, usize::max);

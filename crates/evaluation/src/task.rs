@@ -1,4 +1,4 @@
-//! One protocol of a run, with its data and the results of an interrupted run.
+//! One protocol in a run, with its data and the results of an interrupted run.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::{
     logged_results,
 };
 
-/// The evaluated model, and the base model of `kl`.
+/// The evaluated model, and the base model for `kl`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ModelPair<T> {
     pub(crate) model: T,
@@ -145,7 +145,7 @@ impl Task {
             }
             (_, Some(error)) => Err(error.clone().into()),
             ((0, _), None) => {
-                let what = format!("contains no items of `{name}`");
+                let what = format!("the data contains no items for `{name}`");
                 Err(EvaluationError::Unusable { file: self.dataset.path.clone(), what })
             }
             _ => Ok(()),
@@ -170,7 +170,7 @@ impl Task {
         Ok(())
     }
 
-    /// Evaluates the remaining items and reports the metrics, or returns the error of damaged data.
+    /// Evaluates the remaining items and reports the metrics; returns an error if data is damaged.
     pub(crate) fn evaluate(
         self,
         models: ModelPair<&LoadedModel>,
@@ -251,7 +251,7 @@ impl Workload {
         let mut sink = ResultSink { head, log, reporter };
         let start = Instant::now();
         let seconds = || start.elapsed().as_secs_f64();
-        // An interruption can surface as a different computation error.
+        // An interruption can surface as a computation error of another kind.
         let unless_interrupted = |error| match reporter.is_interrupted() {
             true => EvaluationError::Interrupted,
             false => error,

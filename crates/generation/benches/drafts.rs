@@ -1,7 +1,7 @@
 //! Benchmarks the speedup from drafts, on synthetic q8 models whose completions are known.
 //!
 //! In these models, token `t + 1` follows token `t`. Layers cost the same as in a trained model but add
-//! nothing to the residual stream, so the output head reads the token itself.
+//! nothing to the residual stream, so the output head sees the token's own embedding.
 //!
 //! - `assistant`: the 774M shape, assisted by the 82M shape, which agrees four times out of five;
 //! - `lookup`: the 774M shape with prompt lookup, on a text that repeats itself every 32 tokens;
@@ -29,7 +29,7 @@ use candle_gpt2_testing::pattern;
 use candle_gpt2_weights::Tokenizer;
 use candle_nn::Init;
 
-/// Number of run pairs; each reported figure is their median.
+/// Number of pairs of runs; each reported figure is the median over these pairs.
 const ROUNDS: usize = 5;
 /// Number of new tokens per run.
 const NEW_TOKENS: usize = 192;
@@ -121,7 +121,7 @@ fn text(
     Ok((ids, started.map_or(0.0, |started| started.elapsed().as_secs_f64()), drafts))
 }
 
-/// Loads a q8 model in a published size; `next` maps each token outside the cycles to its successor.
+/// Loads a q8 model in a published size; `next` maps tokens outside the cycles to their successors.
 fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHeadModel> {
     let config =
         Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::preset(name).expect("a published model") };
@@ -152,7 +152,7 @@ impl ParameterSource for KnownText {
             "ln_f.weight" => Tensor::ones(shape, DType::F32, &Device::Cpu),
             "ln_f.bias" | "wpe.weight" => Tensor::zeros(shape, DType::F32, &Device::Cpu),
             name if name.contains("c_proj") => Tensor::zeros(shape, DType::F32, &Device::Cpu),
-            // Each row is the sum of its predecessors' embeddings.
+            // The row for a token is the sum of the embeddings of its predecessors.
             "lm_head.weight" => {
                 let embeddings = embeddings(&shape)?;
                 let next = Tensor::from_slice(&self.next, self.next.len(), &Device::Cpu)?;

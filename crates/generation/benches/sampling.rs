@@ -60,7 +60,7 @@ fn sampling_against_a_decode_step(criterion: &mut Criterion) {
 
 /// Measures penalties and n-gram blocking late in a long sequence.
 ///
-/// The sampler counts its tokens incrementally, whereas the processors alone recount all of them.
+/// The sampler counts tokens incrementally, whereas the processors on their own recount all tokens.
 fn counting_a_long_text(criterion: &mut Criterion) {
     let config = GenerationConfig {
         repetition_penalty: 1.1,
@@ -76,13 +76,13 @@ fn counting_a_long_text(criterion: &mut Criterion) {
         let history = History { ids: &ids, prompt_len: 10 };
         let mut logits = vec![0.0; 50_257];
         let mut sampler = Sampler::new(&config, processors.clone(), 0);
-        group.bench_function(format!("{tokens} tokens, counted as they come"), |bencher| {
+        group.bench_function(format!("{tokens} tokens, counted incrementally"), |bencher| {
             bencher.iter(|| {
                 logits.fill(0.0);
                 sampler.sample(history, &mut logits).expect("a token")
             });
         });
-        group.bench_function(format!("{tokens} tokens, counted anew"), |bencher| {
+        group.bench_function(format!("{tokens} tokens, recounted for each sample"), |bencher| {
             bencher.iter(|| {
                 logits.fill(0.0);
                 let mut process = |processor: &LogitsProcessor| processor.process(history, &mut logits);

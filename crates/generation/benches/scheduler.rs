@@ -1,15 +1,14 @@
-//! Benchmarks the scheduler, on the built-in model and on a q8 model of the 124M size.
+//! Benchmarks the scheduler, with the built-in model and with a 124M model in q8.
 //!
 //! - `arrivals`: 64 requests of mixed lengths that arrive one by one, compared with the same 64
 //!   submitted together;
-//! - `gap`: the longest wait of a running sequence for its next token during the prefill of 1,000
-//!   tokens, compared with the longest chunk of the prefill and the longest step of the sequence, each
-//!   measured alone;
+//! - `gap`: the longest wait for a running sequence's next token while 1,000 tokens are prefilled,
+//!   compared with the longest prefill chunk and the longest decode step, each measured alone;
 //! - `memory`: a million tokens in one process, with random lengths and cancellations; compares the
 //!   resident memory after the first tenth and at the end.
 //!
-//! Run: `cargo bench -p candle-gpt2-generation --bench scheduler`, optionally with `-- NAME` for one of
-//! them.
+//! Run: `cargo bench -p candle-gpt2-generation --bench scheduler`, optionally with `-- NAME` for a
+//! single benchmark.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its measurements")]
 
@@ -27,7 +26,7 @@ use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer};
 
 mod models;
 
-/// Number of alternating runs; each figure is their median.
+/// Number of runs of each kind, in alternation; each figure is a median over these runs.
 const ROUNDS: usize = 5;
 /// Number of requests in `arrivals`.
 const REQUESTS: usize = 64;
@@ -105,7 +104,7 @@ fn arrivals(
     Ok(())
 }
 
-/// Measures the delay of a running sequence while a prompt of 1,000 tokens is prefilled.
+/// Measures how long a running sequence waits while a prompt of 1,000 tokens is prefilled.
 fn gap(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     for chunk_tokens in [64, 128, 256] {
         let mut scheduler = scheduler(model, 4096, chunk_tokens)?;

@@ -1,10 +1,10 @@
 //! Benchmarks the scoring of many sequences, on a 124M model with made-up weights.
 //!
-//! There are groups of HellaSwag's sizes (four endings of about 24 tokens after a context of about 50),
-//! single sequences of LAMBADA's sizes, and windows of a text.
+//! The inputs are groups as large as HellaSwag's (four endings of about 24 tokens after a context of
+//! about 50), single sequences as long as LAMBADA's, and windows of a text.
 //!
-//! Scoring together alternates with scoring each sequence alone. The output is the speedup, and tokens
-//! and items per second. Every token that the model reads counts.
+//! Batched scoring alternates with scoring each sequence alone. The output is the speedup, tokens per
+//! second and items per second. Every token that the model reads counts.
 //!
 //! Run: `cargo bench -p candle-gpt2-generation --bench sequences -- [--threads N] [--instructions SET]
 //! [f32|f16|q8]`.
@@ -20,7 +20,7 @@ use candle_gpt2_arithmetic::{NumberType, RandomStream, limits, thread_count};
 use candle_gpt2_generation::{GenerationError, Sequence, score_sequences};
 use candle_gpt2_testing::MadeUpWeights;
 
-/// Number of rounds; each figure is their median.
+/// Number of rounds; each figure is the median over the rounds.
 const ROUNDS: usize = 3;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

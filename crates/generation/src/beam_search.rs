@@ -37,8 +37,8 @@ pub struct Hypothesis {
 /// Returns the best `num_return_sequences` completions, best first.
 ///
 /// The result is empty if no tokens are requested, and shorter if the processors leave fewer
-/// completions. Only [`GenerationConfig::max_time`] needs the `clock`. `progress` is called after each
-/// step, which adds a token to every beam, and may end the search.
+/// completions. Only [`GenerationConfig::max_time`] needs the `clock`. Each step adds a token to every
+/// beam. `progress` is called after each step and may end the search.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -149,11 +149,13 @@ pub fn beam_search(
 /// Differences between beam search with and without groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rules {
-    /// The best running beam decides whether the finished completions can still be beaten.
+    /// The search ends when the best running beam can no longer beat the finished completions.
     ///
     /// At the last step, running beams always count as finished.
     Beams,
-    /// The best continuation decides, finished or not, including at the last step.
+    /// A group ends when its best continuation can no longer beat its finished completions.
+    ///
+    /// The continuation may itself be finished. The rule also applies at the last step.
     Groups,
 }
 
@@ -166,7 +168,7 @@ impl Rules {
 /// A completion that is still growing.
 #[derive(Debug, Clone)]
 struct Beam {
-    /// Row of the KV cache.
+    /// Row in the KV cache.
     row: usize,
     /// Prompt and new tokens.
     ids: Vec<u32>,
@@ -198,7 +200,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Adds a token to every beam of the group.
+    /// Adds a token to every beam in the group.
     ///
     /// `chosen_by_others` contains the tokens that earlier groups chose in this step. The tokens of this
     /// group are appended.
@@ -212,7 +214,7 @@ impl Search<'_> {
     ) -> Result<(), GenerationError> {
         let group_size = self.config.num_beams / self.config.num_beam_groups;
         if group.is_done {
-            // The reference pads a finished group, and the other groups avoid the padding too.
+            // The reference pads a finished group, and the other groups also avoid the padding token.
             let padding = self.config.pad_token_id.or(self.config.eos_token_id.first().copied());
             chosen_by_others.extend(padding.into_iter().cycle().take(group_size));
             return Ok(());
@@ -245,7 +247,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Returns the most probable continuations of all beams of a group, best first.
+    /// Returns the most probable continuations of all beams in a group, best first.
     ///
     /// There are enough continuations to extend every beam, even if some of them end.
     fn continuations(

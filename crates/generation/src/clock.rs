@@ -1,11 +1,11 @@
-//! Time limit of a completion; callers supply the clock, because this crate never reads one.
+//! Time limit for completions; callers supply the clock, because this crate never reads one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{GenerationConfig, GenerationError};
 
-/// Function that returns the time since a fixed point; only [`GenerationConfig::max_time`] needs it.
+/// Function that returns the time since a fixed point, for [`GenerationConfig::max_time`].
 ///
 /// ```
 /// use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::{GenerationConfig, GenerationError};
 /// ```
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// Time limit of a completion, with its clock; `None` if there is no limit.
+/// Time limit for a completion, with its clock; `None` if there is no limit.
 pub(crate) struct Deadline(Option<(Clock, Duration)>);
 
 impl Deadline {
-    /// Creates the deadline of a completion that begins now.
+    /// Creates the deadline for a completion that begins now.
     pub(crate) fn new(config: &GenerationConfig, clock: Option<&Clock>) -> Result<Self, GenerationError> {
         let Some(seconds) = config.max_time else { return Ok(Self(None)) };
         let clock = clock.ok_or(GenerationError::NoClock)?;

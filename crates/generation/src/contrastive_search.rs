@@ -58,7 +58,7 @@ pub fn contrastive_search(
     let prompt_len = ids.len();
     let deadline = Deadline::new(config, clock)?;
     let wanted = config.new_tokens(prompt_len);
-    // The model reads each token before it can be chosen, so each token needs a position.
+    // The model reads a token before the search can choose it, so every token needs a position.
     let steps = wanted.min(model.config().n_positions - prompt_len);
     let device = model.device();
     // One row for each candidate; all rows contain the sequence so far.

@@ -6,7 +6,7 @@ use tokenizers::{Decoder, NormalizedString, Normalizer, Tokenizer};
 
 use crate::GenerationError;
 
-/// Decodes `ids` like the `tokenizers` library, except that added tokens decode to their literal text.
+/// Decodes `ids` like the `tokenizers` library, except that added tokens decode literally.
 ///
 /// A byte-level decoder reads each character of a token as a byte. The library reads added tokens the
 /// same way and turns `für` into `f\u{FFFD}r`.
@@ -54,7 +54,7 @@ pub fn decode(
     decoder.decode(tokens).map_err(|error| GenerationError::Decode(error.to_string()))
 }
 
-/// Returns whether `load_tokenizer` created this decoder for a SentencePiece model with byte fallback.
+/// Returns whether `load_tokenizer` made this decoder for a SentencePiece model with byte fallback.
 fn is_sentence_piece(decoder: &DecoderWrapper) -> bool {
     /// Placeholder for a space, used until the decoder strips leading spaces.
     const SPACE_MARK: &str = "\u{10FFFE}";

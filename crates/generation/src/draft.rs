@@ -3,8 +3,8 @@
 //! A draft comes from a smaller model, as in assisted generation (Leviathan et al., arXiv:2211.17192).
 //! Prompt lookup instead copies the tokens that followed an earlier occurrence of the last tokens.
 //!
-//! The sampler that would choose the tokens without a draft also verifies it. Its token always
-//! continues the sequence, and each drafted token that equals it saves a pass. On a CPU, a pass over
+//! The same sampler chooses the tokens with and without a draft. The chosen token always continues the
+//! sequence, and each drafted token that equals the chosen one saves a pass. On a CPU, a pass over
 //! several tokens gives the same bits as separate passes. Completions are therefore byte-identical with
 //! and without drafts, greedy or sampled with a seed. The smaller model samples with the same random
 //! numbers, so it often samples the same tokens.
@@ -34,9 +34,9 @@ const CACHED_BYTES: usize = 32 << 20;
 ///
 /// Costs are estimates, and a rejected draft costs as much as an accepted one.
 const MIN_GAIN: f64 = 1.1;
-/// Decay factor of a sequence's acceptance statistics, applied with each draft.
+/// Decay factor for a sequence's acceptance statistics, applied at each draft.
 const STATS_DECAY: f64 = 0.8;
-/// Exponential back-off: steps without a draft before a single token is tried again.
+/// Exponential back-off: number of steps without a draft before a single token is drafted again.
 ///
 /// The number starts at the lower limit and doubles after each rejected draft, up to the upper limit.
 const BACKOFF_STEPS: RangeInclusive<usize> = 16..=256;
@@ -75,7 +75,7 @@ pub struct Drafts {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DraftStats {
     pub(crate) drafts: Drafts,
-    /// Accepted and verified tokens, with exponentially decaying weights.
+    /// Accepted tokens, with exponentially decaying weights; `tried` counts verified tokens likewise.
     accepted: f64,
     tried: f64,
     /// Number of steps since the last draft.
@@ -85,7 +85,7 @@ pub(crate) struct DraftStats {
 }
 
 impl DraftStats {
-    /// Creates the statistics of a sequence without drafts so far.
+    /// Creates the statistics for a sequence without drafts so far.
     pub(crate) fn new() -> Self {
         Self {
             drafts: Drafts::default(),
@@ -160,17 +160,17 @@ pub(crate) fn look_up(ids: &[u32], max_len: usize) -> Vec<u32> {
     Vec::new()
 }
 
-/// Maximum number of unread tokens that may be read in the pass that drafts the first token.
+/// Maximum number of unread tokens that the pass for the first drafted token can read.
 ///
-/// After a fully accepted draft, two tokens are unread: its last token, and the token that the model
-/// chose after it.
+/// After a fully accepted draft, two tokens are unread: the draft's last token, and the token that the
+/// model chose after the draft.
 const READ_TOGETHER: usize = 2;
 
 /// A smaller model that drafts tokens.
 pub(crate) struct Assistant {
     model: Gpt2LMHeadModel,
     pool: KvPool,
-    /// Cost of a token, relative to a pass of the model that it assists.
+    /// Cost of drafting a token, relative to a pass of the assisted model.
     pub(crate) cost: f64,
 }
 
@@ -179,7 +179,7 @@ pub(crate) struct DraftJob {
     /// Prompt and completion; `Assistant::draft` replaces them with the draft.
     pub(crate) ids: Vec<u32>,
     pub(crate) prompt_len: usize,
-    /// Copy of the sequence's sampler; it uses the sequence's next random numbers in advance.
+    /// Copy of the sequence's sampler; it draws the random numbers that the sequence will draw next.
     pub(crate) sampler: Sampler,
     /// The assistant's KV cache for the sequence; drafting extends it.
     pub(crate) cache: Gpt2Cache,
@@ -222,12 +222,12 @@ impl Assistant {
 
     /// Replaces the tokens of each sequence with its draft.
     ///
-    /// The context must have capacity for the draft; see [`Assistant::max_draft_after`]. At most `budget` unread
-    /// tokens are read first. A sequence with more unread tokens gets an empty draft for now.
+    /// The context must have capacity for the draft; see [`Assistant::max_draft_after`]. At most `budget`
+    /// unread tokens are read first. A sequence with more unread tokens gets an empty draft for now.
     pub(crate) fn draft(&self, texts: &mut [DraftJob], mut budget: usize) -> Result<(), GenerationError> {
         for text in texts.iter_mut() {
             let count = budget.min(text.unread().saturating_sub(1));
-            // A few unread tokens are read together with the first token of the draft.
+            // Up to `READ_TOGETHER` unread tokens are read later, by the pass for the first drafted token.
             if count > 0 && text.unread() > READ_TOGETHER {
                 let read = text.read();
                 self.read(&text.ids[read..read + count], 1, &mut text.cache)?;
@@ -244,7 +244,7 @@ impl Assistant {
         let unread = texts.iter().map(|text| text.unread()).min().unwrap_or(0);
         let mut cache = self.pool.empty_cache();
         for (row, text) in texts.iter_mut().enumerate() {
-            // All sequences need the same number of unread tokens.
+            // Leave the same number of unread tokens in every sequence, so that one pass can read them.
             let (read, end) = (text.read(), text.ids.len() - unread);
             if read < end {
                 self.read(&text.ids[read..end], 1, &mut text.cache)?;

@@ -1,4 +1,4 @@
-//! Errors of generation and scoring.
+//! Errors from generation and scoring.
 
 use std::borrow::Cow;
 
@@ -41,7 +41,7 @@ pub enum GenerationError {
         what: String,
     },
     /// The function for allowed tokens returned no token, or one outside the vocabulary.
-    #[error("allowed_tokens: expected at least one token id below {vocab_size}, found {found:?}")]
+    #[error("allowed_tokens: expected one or more token ids, all below {vocab_size}, found {found:?}")]
     AllowedTokens {
         /// Number of rows in the token embedding.
         vocab_size: usize,
@@ -66,7 +66,7 @@ pub enum GenerationError {
     ContinuationTooLong {
         /// Number of the continuation, counted from 1.
         number: usize,
-        /// Number of tokens in both, except the last one, which is not read.
+        /// Number of tokens in prompt and continuation, except the last one, which is not read.
         tokens: usize,
         /// Context length of the model.
         n_positions: usize,
@@ -92,7 +92,7 @@ pub enum GenerationError {
         n_positions: usize,
     },
     /// The number of tokens to keep exceeds the context.
-    #[error("cannot keep {kept} tokens: the model's context has {n_positions}; keep fewer")]
+    #[error("cannot keep {kept} tokens: the model's context has {n_positions}; keep fewer tokens")]
     WindowTooLong {
         /// Number of tokens to keep.
         kept: usize,
@@ -116,7 +116,7 @@ pub enum GenerationError {
         /// Capacity of the KV cache in tokens.
         kv_tokens: usize,
     },
-    /// An assistant has a different vocabulary than the model that it assists.
+    /// The assistant's vocabulary differs from the assisted model's vocabulary.
     #[error(
         "the assistant's vocabulary has {found} tokens, but the model's has {vocab_size}; \
          choose an assistant with the same vocabulary"
@@ -202,7 +202,7 @@ pub enum GenerationError {
         options: Vec<&'static str>,
     },
     /// The tokenizer cannot turn these ids into text.
-    #[error("the tokenizer cannot decode these ids: {0}")]
+    #[error("the tokenizer cannot decode the token ids: {0}")]
     Decode(String),
     /// The computation failed.
     #[error(transparent)]

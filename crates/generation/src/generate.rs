@@ -66,9 +66,9 @@ pub struct FailedPrompt {
 /// ```
 pub struct BatchGenerator<T = Arc<Tokenizer>> {
     scheduler: Scheduler<T>,
-    /// Events of the last step.
+    /// Remaining events from the last step.
     ready: VecDeque<Event>,
-    /// Failure of the device, returned after the remaining events.
+    /// Device failure, returned after the remaining events.
     failure: Option<GenerationError>,
 }
 
@@ -106,7 +106,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
         Ok(self)
     }
 
-    /// Adds a clock for [`GenerationConfig::max_time`]; without one, completions with a time limit fail.
+    /// Adds a clock for [`GenerationConfig::max_time`]; completions with a time limit need one.
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.scheduler.set_clock(clock);
         self
@@ -145,7 +145,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
 
 /// Generates the tokens of one completion, one at a time.
 ///
-/// The first token includes the prefill of the prompt. Every further token costs one step.
+/// Computing the first token includes the prompt's prefill. Every further token costs one step.
 ///
 /// ```
 /// use candle_gpt2_generation::{GenerationConfig, StopReason, TokenGenerator};

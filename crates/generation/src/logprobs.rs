@@ -27,7 +27,7 @@ pub struct TokenLogprobs {
     pub alternatives: TokenAlternatives,
 }
 
-/// Prediction of the model for the next token.
+/// The model's prediction for the next token.
 #[derive(Debug)]
 pub(crate) struct Expected<'a> {
     logits: &'a [f32],

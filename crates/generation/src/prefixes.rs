@@ -1,7 +1,7 @@
 //! Prefix cache: keys, values and prompt scores of finished sequences.
 //!
-//! Later prompts with the same prefix reuse them. Rows are kept until other sequences need the memory.
-//! The least recently used row is dropped first.
+//! Later prompts with the same prefix reuse this data. Rows are kept until other sequences need the
+//! memory. The least recently used row is dropped first.
 
 use std::collections::VecDeque;
 
@@ -39,7 +39,7 @@ pub(crate) struct Prefix {
     scores: PromptScores,
 }
 
-/// Scores of the first tokens of a prompt, up to the last known one.
+/// Scores for the first tokens of a prompt, up to the last token with a known score.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PromptScores {
     /// Number of alternatives for each token; `None` if no scores are wanted.
@@ -108,7 +108,7 @@ impl PromptScores {
     }
 }
 
-/// Requirements of a sequence that searches for a computed prefix.
+/// Requirements for a computed prefix that a new sequence can reuse.
 pub(crate) struct PrefixQuery<'a> {
     pub(crate) reuse_group: ReuseGroup,
     pub(crate) prompt: &'a [u32],
@@ -116,7 +116,7 @@ pub(crate) struct PrefixQuery<'a> {
     ///
     /// The last token is recomputed to get the logits after it, unless they are known.
     pub(crate) most: usize,
-    /// Number of alternatives for each token of the prompt.
+    /// Number of alternatives for each prompt token; `None` if no log-probabilities are requested.
     pub(crate) logprobs: Option<usize>,
 }
 
@@ -139,7 +139,7 @@ impl Prefixes {
             .max_by_key(|(_, tokens)| *tokens)
     }
 
-    /// Keeps the row of a finished sequence and drops the rows that it makes redundant.
+    /// Keeps the row of a finished sequence and drops the rows that this row makes redundant.
     pub(crate) fn keep(
         &mut self,
         reuse_group: ReuseGroup,

@@ -21,7 +21,7 @@ use crate::{GenerationError, Sequence, TokenAlternatives, TokenScore};
 pub struct Score {
     /// Natural logarithm of each token's probability; `None` if no token precedes it.
     pub logprobs: Vec<Option<f64>>,
-    /// Most probable tokens at each position; empty if no token precedes it.
+    /// Most probable tokens at each position; empty if no token precedes the position.
     pub alternatives: Vec<TokenAlternatives>,
     /// Mean negative log-probability of the scored tokens, in nats.
     pub loss: f64,
@@ -89,7 +89,7 @@ pub fn score(
     Ok(Score { logprobs, alternatives, loss })
 }
 
-/// Score of a continuation of a prompt; [`score_continuations`] returns one for each.
+/// Score of a continuation; [`score_continuations`] returns one for each continuation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Continuation {
     /// Natural logarithm of each token's probability.
@@ -191,7 +191,7 @@ pub fn check_continuations(
     Ok(())
 }
 
-/// Returns the default distance between the windows of [`score`]: half of the context.
+/// Returns the default distance between the windows in [`score`]: half the context.
 pub fn default_stride(config: &Gpt2Config) -> usize {
     config.n_positions.div_ceil(2)
 }

@@ -22,7 +22,7 @@ use crate::logprobs::{Expected, for_each_row};
 
 /// Maximum number of tokens in a pass, including padding, unless a single row has more.
 ///
-/// Groups of HellaSwag's sizes take a tenth longer with 128 or 512, and a quarter longer with 1024
+/// With 128 or 512, groups as large as HellaSwag's take a tenth longer, and with 1024 a quarter longer
 /// (124M, f32, AVX-512).
 const PASS_TOKENS: usize = 256;
 /// Size of the KV cache for prefixes, as a multiple of the context length.
@@ -50,7 +50,7 @@ impl Sequence {
     }
 }
 
-/// Score of a token at its position; [`score_sequences`] returns them.
+/// Score of a token; [`score_sequences`] returns one for each scored token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenScore {
     /// Natural logarithm of the token's probability.
@@ -96,7 +96,7 @@ pub fn score_sequences(
     score_groups(model, groups, &|| ())
 }
 
-/// Scores sequences that passed the checks; calls `progress` for each of them.
+/// Scores sequences that passed the checks; calls `progress` after each sequence.
 pub(crate) fn score_groups(
     model: &Gpt2LMHeadModel,
     groups: &[Vec<&Sequence>],
@@ -134,9 +134,9 @@ fn batches<'a>(groups: &'a [Vec<&'a Sequence>], config: &Gpt2Config) -> Vec<Batc
 
 /// Groups whose prefixes are in the KV cache at the same time.
 struct Batch<'a> {
-    /// Common prefix of each group, in the order of the groups; the last groups may have none.
+    /// Common prefix of each group, in group order; the last groups may have no common prefix.
     prefixes: Vec<Row<'a>>,
-    /// Suffix of each sequence that is longer than the prefix of its group.
+    /// Suffix of each sequence that is longer than its group's prefix.
     suffixes: Vec<Row<'a>>,
     /// Number of sequences in all groups.
     sequences: usize,
@@ -159,7 +159,7 @@ impl<'a> Batch<'a> {
         prefixes + passes(&self.suffixes, config).map(room).max().unwrap_or(0)
     }
 
-    /// Scores all sequences of the batch.
+    /// Scores all sequences in the batch.
     ///
     /// Calls `keep` with the index of the group, the index of the sequence in it, and a score. The scores
     /// of each sequence arrive in order.
@@ -170,7 +170,7 @@ impl<'a> Batch<'a> {
         mut keep: impl FnMut(usize, usize, TokenScore),
         progress: &dyn Fn(),
     ) -> Result<(), GenerationError> {
-        // Cache of each prefix, and its row there.
+        // Cache that holds each prefix, and the prefix's row in this cache.
         let mut held: Vec<(Rc<Gpt2Cache>, usize)> = Vec::with_capacity(self.prefixes.len());
         for rows in passes(&self.prefixes, model.config()) {
             let mut cache = empty_cache(pool, rows)?;
@@ -233,7 +233,7 @@ impl<'a> Group<'a> {
         )
     }
 
-    /// Returns the tokens to score after these positions, which the sequences must share.
+    /// Returns the tokens to score after these positions, which all of `sequences` must share.
     fn wanted(&self, sequences: Range<usize>, positions: Range<usize>) -> Vec<ScoredPosition> {
         let target = |sequence: usize, position: usize| {
             let Sequence { ids, first } = self.sequences[sequence];
@@ -249,7 +249,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// A row of a pass.
+/// A row in a pass.
 struct Row<'a> {
     /// Index of the group among all groups.
     group: usize,
@@ -317,7 +317,7 @@ fn read(
     mut keep: impl FnMut(usize, usize, TokenScore),
 ) -> Result<(), GenerationError> {
     let longest = rows.iter().map(|row| row.ids.len()).max().unwrap_or(0);
-    // Tokens after the end of a row are ignored, and do not affect the tokens before it.
+    // Padding after the end of a row is ignored, and does not affect the tokens before it.
     let padded =
         rows.iter().flat_map(|row| row.ids.iter().copied().chain(repeat_n(0, longest - row.ids.len())));
     let ids = Tensor::from_vec(padded.collect(), (rows.len(), longest), model.device())?;

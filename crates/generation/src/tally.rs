@@ -1,6 +1,6 @@
 //! Token counts for penalties, updated incrementally.
 //!
-//! A new token costs the same for every sequence length, whereas recounting costs the whole length.
+//! The cost of a new token does not depend on the sequence length, whereas recounting visits every token.
 
 use std::collections::{HashMap, HashSet};
 
@@ -30,7 +30,7 @@ impl Tally {
         Self { followers: sizes.map(Followers::new).collect(), ..Self::default() }
     }
 
-    /// Counts the new tokens of the history; starts over if it does not extend the previous one.
+    /// Counts the history's new tokens; starts over if the history does not extend the previous one.
     pub(crate) fn follow(&mut self, history: History<'_>) {
         // The tokens are compared in one sequential read; its cost is negligible next to a decode step.
         if history.prompt_len != self.prompt_len || !history.ids.starts_with(&self.ids) {

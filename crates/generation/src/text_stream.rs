@@ -18,7 +18,7 @@ use crate::stop_strings::StopStrings;
 
 /// Replacement for an incomplete or invalid byte sequence.
 const REPLACEMENT: char = '\u{FFFD}';
-/// Window length in ids beyond which it is shortened; limits the text that each token decodes again.
+/// Window length in ids above which the window is shortened; limits the text to decode per token.
 const LONGEST_WINDOW: usize = 32;
 /// Number of ids that remain in the shortened window.
 ///
@@ -42,7 +42,7 @@ const KEPT_IDS: usize = 4;
 pub struct TextStream<T> {
     tokenizer: T,
     window: Vec<u32>,
-    /// Number of bytes of the window's text that have been returned.
+    /// Number of bytes in the window's text that have already been returned.
     emitted: usize,
     stop_strings: StopStrings,
 }
@@ -59,7 +59,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         self
     }
 
-    /// Appends context such as a prompt; special tokens in it appear by name.
+    /// Appends context, such as a prompt; special tokens in the context appear by name.
     ///
     /// Returns the text up to the last complete character; the next ids complete the rest. This text is not
     /// searched for stop strings.
@@ -133,8 +133,8 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         let (dropped, kept) = self.window.split_at(self.window.len() - KEPT_IDS);
         let kept_text = self.decode(kept)?;
         let is_ending = !kept_text.is_empty() && text.ends_with(&kept_text);
-        // An invalid beginning may be the rest of a character. The two parts then decode to a different text
-        // than the whole.
+        // An invalid beginning may be the rest of a character. In that case, decoding the two parts
+        // separately gives different text than decoding the whole.
         let is_whole = !kept_text.starts_with(REPLACEMENT) || self.decode(dropped)? + &kept_text == text;
         if is_ending && is_whole {
             (self.emitted, self.window) = (complete(&kept_text).len(), kept.to_vec());
@@ -202,7 +202,7 @@ mod tests {
         streamed + &stream.finish().unwrap()
     }
 
-    /// Tests bytes that never form characters: alone, alternating, and each followed by another token.
+    /// Tests bytes that never form characters: repeated, in order, or separated by textless tokens.
     #[test]
     fn window_stays_short_for_invalid_bytes() {
         let tokenizer = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap();
@@ -231,8 +231,7 @@ mod tests {
                 assert!(streamed == tokenizer.decode(&ids, true).unwrap(), "{pattern:?}, {between:?}");
             }
         }
-        // A tail of special tokens alone does not push out the first byte, which can still become a
-        // character.
+        // Special tokens at the end do not push out the first byte, which can still become a character.
         let mut stream = TextStream::new(&tokenizer);
         stream.push(ids_of_parts[0]).unwrap();
         (0..100).for_each(|_| assert_eq!(stream.push(special).unwrap(), ""));

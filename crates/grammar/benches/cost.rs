@@ -1,13 +1,13 @@
-//! Benchmarks of constrained generation with GPT-2's 50,257 tokens.
+//! Benchmarks for constrained generation with GPT-2's 50,257 tokens.
 //!
-//! - `prepare`: the first grammar for a vocabulary, including the data shared by all its grammars;
-//! - `tokens`: computing the allowed next tokens along randomly sampled texts, for a JSON schema, a regular
+//! - `prepare`: compiles the first grammar for a vocabulary, including the data that all grammars share;
+//! - `tokens`: computes the allowed next tokens along randomly sampled texts, for a JSON schema, a regular
 //!   expression and a Lark grammar;
-//! - `step`: a decode step of a model with the 124M shape in q8, with and without such a grammar.
+//! - `step`: runs decode steps of a q8 model with the 124M shape, with and without such a grammar.
 //!
 //! Run `cargo bench -p candle-gpt2-grammar --bench cost`, and add `-- NAME` for a single benchmark.
-//! `GPT2_TOKENIZER` names a folder with GPT-2's tokenizer. Without it, the bench generates a tokenizer of the
-//! same size.
+//! `GPT2_TOKENIZER` names a folder with GPT-2's tokenizer. If it is not set, the benchmark generates a
+//! tokenizer of the same size.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its measurements")]
 
@@ -33,13 +33,13 @@ const VOCABULARY: u32 = 50_257;
 const END: u32 = VOCABULARY - 1;
 /// Number of texts sampled for each grammar.
 const TEXTS: u64 = 20;
-/// Maximum tokens per text.
+/// Maximum number of tokens per text.
 const LONGEST: usize = 200;
 /// Number of interleaved runs for each grammar.
 ///
 /// The fastest run counts, because other programs share the machine.
 const ROUNDS: usize = 15;
-/// Decode steps per run.
+/// Number of decode steps per run.
 const STEPS: usize = 48;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -90,8 +90,8 @@ fn grammars() -> [(&'static str, Grammar); 3] {
 fn tokens(name: &str, compiler: &Compiler, grammar: &Grammar) -> Result<(), Box<dyn Error>> {
     let mut times = Vec::new();
     for seed in 0..TEXTS {
-        // Compile the grammar for each text, as a server does for each request, so texts share no cached
-        // states.
+        // Compile the grammar for each text, as a server does for each request, so that texts share no
+        // cached states.
         let LogitsProcessor::Constraint(constraint) = compiler.compile(grammar, &[END])? else { continue };
         let mut random = RandomStream::with_stream(seed, 0);
         let mut ids = Vec::new();

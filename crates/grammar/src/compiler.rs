@@ -1,4 +1,4 @@
-//! Compiles grammars into constraints for the tokens of one vocabulary.
+//! Compiles grammars into constraints on the tokens of one vocabulary.
 
 use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -21,14 +21,12 @@ use crate::{Grammar, GrammarError};
 const MAX_CONCURRENT: usize = 3;
 /// Maximum number of grammars waiting in the queue.
 const MAX_WAITING: usize = 8;
-/// Maximum time in the queue.
-///
-/// Callers should retry afterward.
+/// Maximum time in the queue, after which callers should retry.
 const MAX_WAIT: Duration = Duration::from_millis(800);
 
 /// Grammar compiler for the tokens of one vocabulary.
 ///
-/// Clones share its data.
+/// Clones share their data.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -46,9 +44,9 @@ pub struct Compiler(Arc<Inner>);
 struct Inner {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
-    /// Data shared by all grammars compiled in this process, built for the first one.
+    /// Data that all grammars compiled in this process share, built when the first grammar is compiled.
     prepared: OnceLock<Result<Prepared, GrammarError>>,
-    /// Child processes that compile grammars, and their constraints currently in use.
+    /// Child processes that compile grammars, and the constraints currently in use.
     isolated: Option<(Processes, Shared)>,
     queue: Mutex<Queue>,
     has_ended: Condvar,
@@ -72,9 +70,9 @@ impl fmt::Debug for Compiler {
 }
 
 impl Compiler {
-    /// Creates a compiler that reads grammars on a thread of this process.
+    /// Creates a compiler that compiles grammars on threads of this process.
     ///
-    /// Creation is cheap: the tables of the vocabulary are built with the first grammar.
+    /// Creation is cheap: the vocabulary's tables are built when the first grammar is compiled.
     ///
     /// # Errors
     /// If the vocabulary has no tokenizer.
@@ -84,9 +82,9 @@ impl Compiler {
 
     /// Creates a compiler for untrusted grammars.
     ///
-    /// It compiles and evaluates each grammar in a child process of `program`, with memory and time limits
-    /// enforced by the system. Equal grammars with equal end tokens share a process. Their sequences all fail
-    /// if the process exceeds a limit.
+    /// The compiler compiles and evaluates each grammar in a child process that runs `program`, with memory
+    /// and time limits that the system enforces. Equal grammars with equal end tokens share a process; if
+    /// that process exceeds a limit, all their sequences fail.
     ///
     /// # Errors
     /// If the vocabulary has no tokenizer.
@@ -110,8 +108,7 @@ impl Compiler {
     /// Beam search and contrastive search need an end token.
     ///
     /// # Errors
-    /// The errors of [`Compiler::compile`], plus an error if the search mode needs an end token and `config`
-    /// has none.
+    /// Same as [`Compiler::compile`]; also if the search mode needs an end token and `config` has none.
     pub fn compile_for(
         &self,
         grammar: &Grammar,
@@ -125,16 +122,16 @@ impl Compiler {
 
     /// Compiles a grammar into a constraint that any number of a request's sequences can share.
     ///
-    /// A sequence may end with any of `end_tokens`. Without end tokens it ends when nothing more may follow.
+    /// A sequence may end with any of `end_tokens`. If there are none, a sequence ends when nothing more may
+    /// follow.
     ///
-    /// The cost of a grammar is bounded, so it may come from an untrusted source. The call blocks for at most
-    /// five seconds of compiling, plus at most a second in the queue. With child processes, it may also have
-    /// to prepare the vocabulary first.
+    /// The cost of a grammar is limited, so the grammar may come from an untrusted source. The call blocks
+    /// for at most a second in the queue and at most five seconds of compilation. If child processes are
+    /// used, the call may also have to prepare the vocabulary first.
     ///
     /// # Errors
-    /// Fails if the tokenizer is unsupported, if the grammar is invalid, too large or too slow to compile, or
-    /// if no token can begin the output. Returns [`GrammarError::Busy`] if the queue is full or waiting times
-    /// out.
+    /// If the tokenizer is unsupported, if the grammar is invalid, too large or too slow to compile, or if no
+    /// token can begin the output. Returns [`GrammarError::Busy`] if the queue is full or waiting times out.
     pub fn compile(&self, grammar: &Grammar, end_tokens: &[u32]) -> Result<LogitsProcessor, GrammarError> {
         let kind = grammar.kind();
         grammar.check_length()?;
@@ -155,8 +152,8 @@ impl Compiler {
 
 /// Compiles a grammar on a new thread and waits at most [`COMPILE_TIMEOUT`].
 ///
-/// The library bounds the cost of a grammar, but possibly not in all cases. After a timeout the thread keeps
-/// running detached.
+/// The library limits the cost of a grammar, but possibly not in all cases. After a timeout, the thread
+/// continues in the background.
 fn compile_on_thread(
     permit: CompilePermit,
     grammar: &Grammar,
@@ -169,7 +166,7 @@ fn compile_on_thread(
     let work = move || {
         let result = permit.0.prepared().and_then(|prepared| prepared.read(&grammar, &end_tokens));
         drop(permit);
-        // The receiver may have timed out.
+        // Fails if the receiver has timed out.
         _ = read.send(result);
     };
     let spawned = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
@@ -198,7 +195,7 @@ impl Inner {
 }
 
 impl CompilePermit {
-    /// Waits for a free permit, or returns `None` if the queue is full or the wait times out.
+    /// Waits for a permit; returns `None` if the queue is full or the wait times out.
     fn begin(inner: &Arc<Inner>) -> Option<Self> {
         let mut queue = inner.queue();
         if queue.compiling >= MAX_CONCURRENT && queue.waiting >= MAX_WAITING {

@@ -1,4 +1,4 @@
-//! Grammar constraint, which computes the tokens that may follow the generated ones.
+//! Grammar constraint, which computes the tokens that may follow a sequence's generated tokens.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::error::user_message;
 use crate::states::{State, States};
 use crate::tokens::Tokens;
 
-/// Grammar compiled for the tokens of a vocabulary.
+/// Grammar compiled for a vocabulary's tokens.
 pub(crate) struct GrammarConstraint {
     rules: Rules,
     /// State before the first token.
@@ -25,7 +25,7 @@ struct Rules {
     tokens: Arc<Tokens>,
     /// End tokens without bytes.
     silent_ends: Vec<u32>,
-    /// End tokens with bytes; these bytes are part of the text.
+    /// End tokens with bytes, which are part of the text.
     written_ends: Vec<u32>,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Debug for GrammarConstraint {
 }
 
 impl GrammarConstraint {
-    /// Creates a constraint from `matcher`, which must be in its initial state.
+    /// Creates a constraint from `matcher`, which must be in the initial state.
     pub(crate) fn new(
         kind: &'static str,
         matcher: Matcher,
@@ -53,7 +53,7 @@ impl GrammarConstraint {
         Ok(Self { rules, start: Arc::new(start), states: States::default() })
     }
 
-    /// Returns a bit mask of the tokens that may follow; the lowest bit is the first token.
+    /// Returns a bit mask of the tokens that may follow; the lowest bit represents the first token.
     pub(crate) fn allowed(&self, generated: &[u32]) -> Result<Vec<u32>, GenerationError> {
         Ok(self.state(generated)?.allowed.as_slice().to_vec())
     }
@@ -115,7 +115,7 @@ impl Rules {
         self.state(matcher, false).map_err(failed)
     }
 
-    /// Computes the tokens that may follow in the current state of `matcher`.
+    /// Computes the tokens that may follow in the matcher's current state.
     fn state(&self, mut matcher: Matcher, is_start: bool) -> Result<State, String> {
         let set = self.tokens.trie.tok_trie().alloc_token_set();
         // A stopped matcher accepts no further tokens.

@@ -1,10 +1,10 @@
-//! Errors in compiling grammars.
+//! Grammar compilation errors.
 
 use thiserror::Error;
 
 use crate::schema;
 
-/// An unusable grammar, or a vocabulary that cannot be used with grammars.
+/// Unusable grammar, or vocabulary that cannot be used with grammars.
 ///
 /// Returned by [`Compiler::compile`](crate::Compiler::compile).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -25,7 +25,7 @@ pub enum GrammarError {
         /// Reason why the tokenizer is unsupported.
         what: String,
     },
-    /// The grammar is longer than the limit.
+    /// The grammar exceeds the length limit.
     #[error("{kind}: expected at most {max} bytes, found {found}")]
     TooLong {
         /// Kind of grammar: `JSON schema`, `regular expression` or `grammar`.
@@ -35,18 +35,18 @@ pub enum GrammarError {
         /// Actual length in bytes.
         found: usize,
     },
-    /// Too many grammars are being compiled, or the running ones use too many resources.
+    /// Too many grammars are being compiled, or the grammars in use need too many resources.
     #[error("{kind}: too many grammars are being processed; retry")]
     Busy {
-        /// Kind of grammar, with the same values as in `TooLong`.
+        /// Kind of grammar: `JSON schema`, `regular expression` or `grammar`.
         kind: &'static str,
     },
-    /// The grammar is invalid or unsupported, or allows no text that the vocabulary can write.
+    /// The grammar is invalid or unsupported, or allows no text that the vocabulary can express.
     #[error("{kind}: {what}")]
     Grammar {
-        /// Kind of grammar, with the same values as in `TooLong`.
+        /// Kind of grammar: `JSON schema`, `regular expression` or `grammar`.
         kind: &'static str,
-        /// Reason for the error and its location.
+        /// Description of the error, with its location in the grammar.
         what: String,
     },
 }
@@ -71,15 +71,15 @@ const REWRITTEN: [(&str, &str); 6] = [
 pub(crate) const SPECIAL_TOKENS: &str =
     "special tokens and token ids such as <[5]> are not supported; write the literal text instead";
 
-/// Rewrites a library message for users and shortens it.
+/// Rewrites and shortens a library message for users.
 ///
-/// Removes details that only help the library's authors, and the middle of a message that quotes a long
+/// Removes details that help only the library's authors, and the middle of a message that quotes a long
 /// grammar.
 pub(crate) fn user_message(message: &str) -> String {
     /// Number of characters kept at the beginning and at the end of a long message.
     const EDGE_CHARS: usize = 600;
     let message = message.split("\n<").next().unwrap_or_default();
-    // The library wraps a regular expression in a one-line grammar, which the user did not write.
+    // The library wraps a regular expression in a one-line grammar, which the user does not know.
     let message = match message.split_once(" (in regex): ") {
         Some((place, what)) if place.starts_with("at 1(8): invalid regex ") => {
             what.split("\n   1 | start: /").next().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Grammars that constrain output, and their translation for llguidance.
+//! Grammars that constrain output, and their translation to llguidance's grammars.
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{ParserFactory, TokenParser};
@@ -10,7 +10,7 @@ use crate::{GrammarError, reading, schema};
 
 /// Maximum length of a grammar in bytes.
 ///
-/// A JSON schema is measured in its compact form.
+/// For a JSON schema, this is the length of the compact form.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -24,7 +24,7 @@ use crate::{GrammarError, reading, schema};
 /// ```
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 
-/// A grammar that the output must match from its first byte to its last.
+/// Grammar that the output must match from its first byte to its last.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -44,16 +44,16 @@ pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,
-    /// A JSON value that conforms to a schema of draft 2020-12.
+    /// A JSON value that conforms to a draft 2020-12 schema.
     ///
     /// Keywords that [llguidance does not
     /// support](https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md) are errors. So are
-    /// limits that llguidance would not enforce, and references to other schemas, which are never fetched. At
-    /// most one space separates the parts of a value.
+    /// limits that llguidance would not enforce, and references to other schemas, which are never fetched.
+    /// The parts of a value are separated by at most one space.
     JsonSchema(Value),
     /// A regular expression that matches the whole text.
     ///
-    /// It uses the [syntax of the crate `regex`](https://docs.rs/regex/latest/regex/#syntax).
+    /// The syntax is [that of the `regex` crate](https://docs.rs/regex/latest/regex/#syntax).
     Regex(String),
     /// A grammar in llguidance's variant of Lark, with `start` as its first rule.
     ///
@@ -77,7 +77,7 @@ impl Grammar {
         is_choice.then(|| Self::Regex(texts.map(regex_syntax::escape).collect::<Vec<_>>().join("|")))
     }
 
-    /// Name of the grammar's kind for error messages.
+    /// Kind of grammar, for error messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::JsonObject | Self::JsonSchema(_) => "JSON schema",
@@ -136,7 +136,7 @@ impl Grammar {
     }
 }
 
-/// Whether the source defines a rule as in GBNF, the grammar format of llama.cpp.
+/// Whether the source defines a rule in GBNF, llama.cpp's grammar format.
 fn is_gbnf(source: &str) -> bool {
     let is_name = |name: &str| {
         let name = name.trim();

@@ -1,4 +1,4 @@
-//! Data shared by all grammars of a vocabulary, and the limits for compiling them.
+//! Data that all grammars for a vocabulary share, and the limits on compiling a grammar.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::{Grammar, GrammarError};
 
 /// Stack size for compiling a grammar.
 ///
-/// The library recurses to a bounded depth. Every grammar that it accepts needs far less than this.
+/// The library limits its recursion depth, so every grammar that it accepts needs far less than this.
 pub(crate) const STACK_BYTES: usize = 64 << 20;
 /// Maximum time to compile a grammar.
 ///
 /// Typical tool schemas take milliseconds.
 pub(crate) const COMPILE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Tokens of a vocabulary and the library's parser factory for them.
+/// Tokens of a vocabulary, and the library's parser factory for these tokens.
 pub(crate) struct Prepared {
     tokens: Arc<Tokens>,
     factory: ParserFactory,
@@ -48,15 +48,14 @@ impl Prepared {
     }
 }
 
-/// Limits on a grammar's cost, enforced by the library.
+/// Limits on a grammar's cost, which the library enforces.
 fn limits() -> ParserLimits {
-    /// Maximum number of lexer states, of about a kilobyte each.
+    /// Maximum number of lexer states, each of about a kilobyte.
     const MAX_LEXER_STATES: usize = 50_000;
-    /// Maximum parser items per token.
+    /// Maximum number of parser items per token.
     ///
-    /// Typical grammars need tens.
-    ///
-    /// All sequences of a batch wait for each step, so one grammar must not slow it down.
+    /// Typical grammars need tens of items. All sequences in a batch wait for the slowest grammar in each
+    /// step, so this limit must be low.
     const MAX_STEP_ITEMS: usize = 2_000;
     const MAX_ROW_ITEMS: usize = 200;
     ParserLimits {

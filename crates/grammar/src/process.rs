@@ -1,10 +1,10 @@
 //! Untrusted grammars, each compiled and evaluated in its own child process.
 //!
-//! The system limits the memory and time of each process. Regardless of how a grammar affects the library,
-//! the process ends and the system frees all its memory.
+//! The system limits the memory and time of each process. Whatever a grammar does to the library, the process
+//! ends and the system frees all its memory.
 //!
 //! The process is a session of a [`Worker`] that has already prepared the vocabulary, which takes a tenth of
-//! a second. The parent sends the grammar once, and then asks for each token which ones may follow.
+//! a second. The parent sends the grammar once, and then asks after each token which tokens may follow.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,19 +22,19 @@ use crate::prepared::{COMPILE_TIMEOUT, Prepared, STACK_BYTES};
 use crate::tokens::TokenBytes;
 use crate::{Grammar, GrammarError};
 
-/// Part of a process's memory limit that is reserved for its stack.
+/// Part of a process's memory limit that is reserved for the stack.
 ///
-/// The library recurses to a bounded depth.
+/// The library limits its recursion depth.
 const STACK: u64 = STACK_BYTES as u64;
-/// Limits for preparing a vocabulary, sized for a slow disk and a busy machine.
+/// Limits on preparing a vocabulary, generous enough for a slow disk and a busy machine.
 const PREPARING: Limits =
     Limits { cpu: Duration::from_secs(30), memory_bytes: 1 << 30, wall: Duration::from_secs(60) };
-/// Limits for compiling a grammar.
+/// Limits on compiling a grammar.
 ///
 /// Typical tool schemas take milliseconds.
 const READING: Limits =
     Limits { cpu: Duration::from_millis(1000), memory_bytes: STACK + (32 << 20), wall: COMPILE_TIMEOUT };
-/// Limits for computing the allowed next tokens, which takes tens of microseconds.
+/// Limits on computing the allowed next tokens, which takes tens of microseconds.
 ///
 /// The memory limit covers all sequences that use the grammar.
 const STEP: Limits = Limits {
@@ -44,21 +44,22 @@ const STEP: Limits = Limits {
 };
 /// Maximum total private memory of all processes.
 ///
-/// Above it, new grammars are rejected, and a process that uses at least the average is stopped.
+/// If the total exceeds this limit, new grammars are rejected, and processes that use at least the
+/// average are stopped.
 const ALL_BYTES: usize = 256 << 20;
 /// Number of answers between two measurements of a process's memory.
 const ANSWERS_PER_MEASUREMENT: usize = 16;
-/// CPU time per step that is not charged to any budget.
+/// CPU time per step that does not count toward any budget.
 ///
-/// Most grammars use a tenth of it. Debug builds of the library are 20 times slower.
+/// Most grammars need a tenth of this time. Debug builds of the library are 20 times slower.
 const FREE_TIME: Duration = Duration::from_micros(if cfg!(debug_assertions) { 20_000 } else { 500 });
-/// Maximum CPU time beyond [`FREE_TIME`] per step, summed over the life of a process.
+/// Maximum slow CPU time of a process: the sum of the time beyond [`FREE_TIME`] in each step.
 const MAX_SLOW: Duration = Duration::from_millis(500);
-/// Fraction of wall time that all slow steps may take; limited because the engine waits for them.
+/// Fraction of wall-clock time that slow steps may take up, because the engine waits for them.
 const SLOW_FRACTION: f64 = 0.2;
-/// Slow CPU time beyond [`SLOW_FRACTION`] that is tolerated for all processes together.
+/// Maximum slow CPU time beyond [`SLOW_FRACTION`] for all processes together.
 const ALL_SLOW: Duration = Duration::from_millis(200);
-/// Slow CPU time above which a process is stopped once all together exceed [`ALL_SLOW`].
+/// Slow CPU time above which a process is stopped when all processes together exceed [`ALL_SLOW`].
 const FAIR_SLOW: Duration = Duration::from_millis(50);
 
 /// Worker service that compiles grammars, for [`run_worker`](candle_gpt2_confined::run_worker).
@@ -77,13 +78,13 @@ const FAIR_SLOW: Duration = Duration::from_millis(50);
 /// ```
 pub const GRAMMARS: Service = Service { name: "grammars", stack_bytes: STACK_BYTES, prepare };
 
-/// Child processes of one vocabulary.
+/// Child processes for one vocabulary.
 pub(crate) struct Processes {
     worker: Worker,
     usage: Arc<Mutex<Usage>>,
 }
 
-/// A grammar and its end tokens, as sent to a child process.
+/// Grammar and end tokens, as sent to a child process.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct CompileRequest {
     pub(crate) grammar: Grammar,
@@ -96,9 +97,9 @@ pub(crate) struct CompileRequest {
 enum RequestKind {
     /// Compile the [`CompileRequest`] that follows, encoded as JSON.
     Read = 0,
-    /// Return a bit mask of the tokens that may follow the given ones.
+    /// Return a bit mask of the tokens that may follow the tokens in the request.
     Allowed = 1,
-    /// Return whether only the end may follow the given tokens.
+    /// Return whether only the end may follow the tokens in the request.
     IsComplete = 2,
 }
 
@@ -108,7 +109,7 @@ const IS_ANSWER: u8 = 0;
 const IS_ERROR: u8 = 1;
 
 impl Processes {
-    /// Sets up child processes of `program`; `words` supplies the vocabulary's tokens.
+    /// Sets up child processes that run `program`; `words` returns the bytes of the tokens.
     pub(crate) fn new(
         program: WorkerProgram,
         words: impl Fn() -> Result<TokenBytes, GrammarError> + Send + Sync + 'static,
@@ -133,7 +134,7 @@ impl Processes {
         let read = self.worker.begin(&question, &READING, true);
         let (session, Answer { bytes, private_bytes, .. }) = read.map_err(|error| match error {
             WorkerError::Refused { what } => GrammarError::Tokenizer { what },
-            // Less than 1 s of CPU time within 5 s of wall time: the machine is busy.
+            // The process got less than 1 s of CPU time within 5 s, so the machine is busy.
             WorkerError::Unavailable { .. } | WorkerError::Exceeded { limit: Limit::WallTime, .. } => busy(),
             _ => wrong(format!("compilation exceeded the time or memory limit; simplify the {kind}")),
         })?;
@@ -147,7 +148,7 @@ impl Processes {
     }
 }
 
-/// Constraint evaluated in a child process.
+/// Constraint that is evaluated in a child process.
 pub(crate) struct RemoteConstraint {
     kind: &'static str,
     process: Mutex<Process>,
@@ -158,7 +159,7 @@ struct Process {
     /// `None` after a failure.
     session: Option<Session>,
     answers: usize,
-    /// CPU time beyond [`FREE_TIME`] per step, summed over all steps.
+    /// Slow CPU time: the sum of the time beyond [`FREE_TIME`] in each step.
     slow: Duration,
 }
 
@@ -187,7 +188,7 @@ impl Constraint for RemoteConstraint {
 }
 
 impl RemoteConstraint {
-    /// Whether the process still answers; true while it computes an answer.
+    /// Whether the process can still answer; true while it computes an answer.
     pub(crate) fn is_alive(&self) -> bool {
         match self.process.try_lock() {
             Ok(process) => process.session.is_some(),
@@ -205,8 +206,8 @@ impl RemoteConstraint {
             ))
         };
         let mut process = lock(&self.process);
-        // Take the session out: any failure drops it, which ends the process and all sequences of the
-        // grammar.
+        // The session is put back only on success. A failure drops it, which ends the process and all
+        // sequences that use the grammar.
         let mut session = process.session.take().ok_or_else(too_much)?;
         let ids = generated.iter().flat_map(|id| id.to_le_bytes());
         let message: Vec<u8> = [question as u8].into_iter().chain(ids).collect();
@@ -228,10 +229,10 @@ impl RemoteConstraint {
 /// Resource usage of all processes.
 #[derive(Default)]
 struct Usage {
-    /// Private memory of all processes, as last measured.
+    /// Private memory of all processes, each as last measured.
     bytes: usize,
     processes: usize,
-    /// Recent slow-step time, minus [`SLOW_FRACTION`] of the elapsed time.
+    /// Slow CPU time of all processes, minus [`SLOW_FRACTION`] of the elapsed time.
     slow: Duration,
     slow_at: Option<Instant>,
 }
@@ -252,14 +253,14 @@ impl ProcessUsage {
 
     /// Records the memory of this process and returns whether the process must end.
     ///
-    /// True if all processes together exceed [`ALL_BYTES`] and this one uses at least the average.
+    /// A process must end if all processes together exceed [`ALL_BYTES`] and it uses at least the average.
     fn exceeds_memory(&self, bytes: usize) -> bool {
         let mut usage = lock(&self.total);
         usage.bytes = usage.bytes - self.bytes.swap(bytes, Ordering::Relaxed) + bytes;
         usage.bytes > ALL_BYTES && bytes.saturating_mul(usage.processes) >= usage.bytes
     }
 
-    /// Records a slow step and returns whether the slow steps of all processes exceed their budget.
+    /// Records slow CPU time and returns whether all processes together exceed their budget.
     fn exceeds_time(&self, slow: Duration) -> bool {
         if slow.is_zero() {
             return false;
@@ -285,14 +286,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Creates the [`GRAMMARS`] program from the serialized words of a vocabulary.
+/// Creates the [`GRAMMARS`] program from the serialized bytes of a vocabulary's tokens.
 fn prepare(words: &[u8]) -> Result<Box<dyn Program>, String> {
     let words: TokenBytes = serde_json::from_slice(words).map_err(|error| error.to_string())?;
     let prepared = Prepared::new(words).map_err(bare_message)?;
     Ok(Box::new(GrammarWorker { prepared, constraint: None }))
 }
 
-/// Error message without the grammar's kind; the parent adds it.
+/// Error message without the grammar's kind, which the parent adds.
 fn bare_message(error: GrammarError) -> String {
     match error {
         GrammarError::Tokenizer { what } | GrammarError::Grammar { what, .. } => what,

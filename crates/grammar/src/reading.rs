@@ -1,4 +1,4 @@
-//! Compiles a grammar into the library's parser, adding limits and checks that the library lacks.
+//! Compiles a grammar into llguidance's parser, with limits and checks that llguidance lacks.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -9,14 +9,14 @@ use llguidance::{Logger, ParserFactory, TokenParser, panic_utils};
 
 use crate::recursion;
 
-/// All byte values; any of them may begin a lexeme.
+/// All byte values, any of which may begin a lexeme.
 const BYTES: std::ops::RangeInclusive<u8> = 0..=u8::MAX;
 
 /// Compiles a grammar into a parser.
 ///
 /// # Errors
-/// If the grammar is invalid, too complex, or can reach a dead end. Messages from the library are returned
-/// unchanged.
+/// If the grammar is invalid or too complex, or can reach a dead end. Messages from the library are
+/// returned unchanged.
 pub(crate) fn parser(source: TopLevelGrammar, factory: &ParserFactory) -> Result<TokenParser, String> {
     let read = panic_utils::catch_unwind(AssertUnwindSafe(|| {
         let tokens = || Some(factory.tok_env().clone());
@@ -61,13 +61,13 @@ fn reachable(grammar: &CGrammar) -> Vec<CSymIdx> {
 
 /// Rejects a grammar whose lexer is too complex or whose rules can reach a dead end.
 ///
-/// The first step of the lexer must stay within the limits. llguidance 1.9.1 runs it without limits when it
-/// creates a parser (`Lexer::from`), and never returns for some expressions with `&` and `~`.
+/// The lexer's first step must stay within the limits. When llguidance 1.9.1 creates a parser
+/// (`Lexer::from`), it runs this step without limits and never returns for some expressions with `&` and `~`.
 fn check_lexemes(grammar: &CGrammar, reachable: &[CSymIdx], factory: &ParserFactory) -> Result<(), String> {
     let complex =
         || Err("too complex; simplify the parts combined with `&`, `~`, patterns or length limits".into());
     let mut limits = factory.limits().clone();
-    // The parser reports all other errors of the lexer.
+    // The parser reports all other lexer errors.
     let Ok(mut lexer) = grammar.lexer_spec().to_regex_vec(&mut limits) else { return Ok(()) };
     lexer.set_fuel(limits.initial_lexer_fuel);
     let start = lexer.initial_state(&grammar.lexer_spec().all_lexemes());
@@ -77,7 +77,7 @@ fn check_lexemes(grammar: &CGrammar, reachable: &[CSymIdx], factory: &ParserFact
             return complex();
         }
     }
-    // Symbols that derive at least one finite text.
+    // Symbols from which at least one finite text can be derived.
     let mut has_text = HashMap::new();
     for symbol in reachable {
         let data = grammar.sym_data(*symbol);

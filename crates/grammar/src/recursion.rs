@@ -1,7 +1,7 @@
 //! Rewrites right recursion as left recursion.
 //!
-//! The library's parser keeps one item for each open right recursion. With `u: | WORD u`, a text of `n` words
-//! needs `n` items per word and soon exceeds the limit per step. Left recursion needs one item.
+//! The library's parser stores one item for each open right recursion. With `u: | WORD u`, a text of `n`
+//! words needs `n` items per word and soon exceeds the limit per step. Left recursion needs one item.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,11 +13,11 @@ use llguidance::earley::{CGrammar, CSymIdx, Grammar, SymIdx};
 /// The number of replacement rules grows cubically.
 const MAX_SYMBOLS: usize = 16;
 
-/// Replaces any right recursion with left recursion, without changing the language.
+/// Replaces right recursion with left recursion without changing the language.
 ///
-/// Symbols `S` with rules `S -> a T` and `S -> b`, where the last symbols recurse, form a finite automaton.
-/// Its transitions are the parts before the last symbols. For each symbol `E` that other rules use,
-/// `from E to S` derives the texts that lead from `E` to `S`:
+/// Symbols `S` with rules `S -> a T` and `S -> b`, in which the last symbols recurse, form a finite
+/// automaton. The parts before the last symbols are its transitions. For each symbol `E` that other rules
+/// use, `from E to S` derives the texts that lead from `E` to `S`:
 ///
 /// - `(from E to E) -> `
 /// - `(from E to T) -> (from E to S) a`
@@ -66,7 +66,7 @@ pub(crate) fn without_right_recursion(
             }
             continue;
         };
-        // Path symbols from this symbol to each symbol of the component.
+        // Path symbols from this symbol to each symbol in the component.
         let props = data.props.for_wrapper();
         let mut path =
             |inner: &usize| new_grammar.fresh_symbol_ext(&format!("{}_to_{inner}", data.name), props.clone());
@@ -108,7 +108,7 @@ fn components(grammar: &CGrammar, reachable: &[CSymIdx]) -> Vec<BTreeSet<usize>>
     };
     let mut edges: BTreeMap<usize, BTreeSet<usize>> =
         reachable.iter().map(|symbol| (symbol.as_index(), last_symbols(*symbol))).collect();
-    // Symbols without outgoing edges are not on a cycle, so remove them repeatedly.
+    // A symbol without outgoing edges is not on a cycle. Remove such symbols until none are left.
     loop {
         let ends: BTreeSet<usize> =
             edges.iter().filter(|(_, lasts)| lasts.is_empty()).map(|(symbol, _)| *symbol).collect();

@@ -1,6 +1,7 @@
-//! Shares one process between equal grammars.
+//! Shares one process among equal grammars.
 //!
-//! All their sequences reuse the states that the process has cached, and its memory counts once.
+//! All sequences with an equal grammar reuse the states that the process has cached, and the memory of the
+//! process counts only once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -8,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use crate::GrammarError;
 use crate::process::{CompileRequest, RemoteConstraint};
 
-/// Maximum requests per process.
+/// Maximum number of requests per process.
 ///
-/// The process is then replaced, because it keeps states of finished sequences.
+/// After that, a new process replaces the old one, which still stores the states of finished sequences.
 const MAX_REQUESTS: usize = 64;
 
-/// Constraints in use, keyed by the JSON of grammar and end tokens.
+/// Constraints in use, keyed by the grammar and the end tokens as JSON.
 #[derive(Default)]
 pub(crate) struct Shared(Mutex<HashMap<String, Entry>>);
 
@@ -22,17 +23,17 @@ type Compilation = OnceLock<Result<Arc<RemoteConstraint>, GrammarError>>;
 
 #[derive(Default)]
 struct Entry {
-    /// Current compilation. Only the requests that wait for it keep it alive.
+    /// Current compilation; dropped when no request waits for it.
     compilation: Weak<Compilation>,
     constraint: Weak<RemoteConstraint>,
     requests: usize,
 }
 
 impl Shared {
-    /// Returns the constraint of an equal grammar, or compiles a new one with `read`.
+    /// Returns the existing constraint for an equal grammar, or compiles a new one with `read`.
     ///
-    /// For concurrent requests with equal grammars, `read` runs once, and they share the outcome, even an error.
-    /// Therefore, no request waits longer than one `read` takes.
+    /// For concurrent requests with equal grammars, `read` runs once, and the requests share the outcome,
+    /// even if it is an error. No request therefore waits longer than one `read` takes.
     pub(crate) fn read_with(
         &self,
         request: &CompileRequest,

@@ -1,6 +1,6 @@
-//! Cache of grammar states by generated tokens, so that each new token costs a single step.
+//! Cache of grammar states, keyed by generated tokens, so that each new token needs a single step.
 //!
-//! It serves concurrent sequences, forked beams and rejected drafts.
+//! The cache serves concurrent sequences, forked beams and rejected drafts.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use llguidance::Matcher;
 use toktrie::SimpleVob;
 
-/// Maximum total tokens of all cached latest states: 256 sequences of 1,024 tokens.
+/// Maximum number of tokens in all cached latest states: 256 sequences of 1,024 tokens.
 ///
-/// A sequence beyond that is parsed again from its start.
+/// A sequence that is no longer cached is parsed again from its start.
 const MAX_TOKENS: usize = 1 << 18;
-/// Maximum number of cached latest states; exceeds the sequences that a server runs concurrently.
+/// Maximum number of cached latest states; exceeds the number of concurrent sequences in a server.
 ///
 /// Finished sequences stay in the cache.
 const MAX_TEXTS: usize = 256;
@@ -24,7 +24,7 @@ pub(crate) struct State {
     pub(crate) matcher: Matcher,
     /// Tokens that may follow, including end tokens.
     pub(crate) allowed: SimpleVob,
-    /// Whether nothing but the end may follow.
+    /// Whether only the end may follow.
     pub(crate) is_complete: bool,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct States(Mutex<Cache>);
 struct Cache {
     /// States without a successor, oldest first.
     latest: VecDeque<Entry>,
-    /// Total tokens of `latest`.
+    /// Total number of tokens in `latest`.
     latest_tokens: usize,
     /// States with a successor, oldest first.
     continued: VecDeque<Entry>,

@@ -1,4 +1,4 @@
-//! Bytes that each token of a vocabulary decodes to, for use by grammars.
+//! Bytes that each token in a vocabulary decodes to, for use by grammars.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,17 +13,17 @@ use crate::GrammarError;
 
 /// Maximum length of a token, in bytes.
 ///
-/// The trie supports twice that.
+/// The trie supports twice that length.
 const MAX_TOKEN_BYTES: usize = 512;
 /// Maximum total length of all tokens, in bytes.
 ///
-/// Each byte may be a node of the trie, which supports four million.
+/// Each byte may become a node of the trie, which supports four million nodes.
 const MAX_VOCABULARY_BYTES: usize = 4_000_000;
 
-/// Bytes that each token adds to a text, serializable for child processes.
+/// Bytes that each token adds to a text; serializable, so that child processes can receive them.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct TokenBytes {
-    /// Bytes of each token; empty if it decodes to nothing or duplicates another token.
+    /// Bytes of each token; empty if the token decodes to nothing or duplicates another token.
     bytes: Vec<Vec<u8>>,
     /// Tokens with the same bytes as an earlier token, each paired with that token.
     twins: Vec<(u32, u32)>,
@@ -32,7 +32,7 @@ pub(crate) struct TokenBytes {
 }
 
 impl TokenBytes {
-    /// Collects the bytes of all tokens of `tokenizer`, for a model with `vocab_size` rows.
+    /// Collects the bytes of the tokenizer's tokens, for a model with `vocab_size` rows.
     ///
     /// Special tokens and rows without a token have no bytes.
     pub(crate) fn new(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Self, GrammarError> {
@@ -66,11 +66,11 @@ impl TokenBytes {
     }
 }
 
-/// Tokens of a vocabulary in the library's format.
+/// Vocabulary tokens in the library's format.
 pub(crate) struct Tokens {
     /// Trie of the tokens' bytes without duplicates, plus one token for the end of the text.
     pub(crate) trie: TokEnv,
-    /// Id of the end of the text in the trie; unused by the vocabulary.
+    /// Id that represents the end of the text in the trie; not an id in the vocabulary.
     pub(crate) end: u32,
     /// Tokens with the same bytes as a token in the trie, mapped to that token.
     twins: HashMap<u32, u32>,
@@ -118,24 +118,24 @@ impl Tokens {
     }
 }
 
-/// Whether a token's bytes can be used.
+/// Whether a token with these bytes can be used.
 ///
-/// 0xff is not text and has a special meaning in llguidance.
+/// Byte 0xff never occurs in text and has a special meaning in llguidance.
 fn is_usable(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.len() <= MAX_TOKEN_BYTES && !bytes.contains(&u8::MAX)
 }
 
 /// Bytes that one token adds to a text.
 struct TokenOutput {
-    /// Bytes anywhere but at the beginning of the text.
+    /// Bytes that the token adds anywhere but at the beginning of the text.
     inside: Vec<u8>,
-    /// Whether the bytes at the beginning of the text are different.
+    /// Whether the token adds different bytes at the beginning of the text.
     is_other_at_start: bool,
 }
 
-/// Kind of tokenizer; determines the bytes of a token.
+/// Kind of tokenizer, which determines the bytes that tokens decode to.
 enum TokenizerKind<'a> {
-    /// Each token decodes to the same bytes everywhere, possibly to parts of characters.
+    /// Each token decodes to the same bytes everywhere, possibly to part of a character.
     Bytes(&'a Tokenizer),
     /// Each token decodes to whole characters, with a leading space if it begins a word.
     Characters { tokenizer: &'a Tokenizer, before: u32, text_before: String },
@@ -159,13 +159,13 @@ impl<'a> TokenizerKind<'a> {
                 });
                 match letters.next() {
                     Some((before, text_before)) => Ok(Self::Characters { tokenizer, before, text_before }),
-                    None => unsupported("no token is a single letter"),
+                    None => unsupported("no token consists of a single letter"),
                 }
             }
         }
     }
 
-    /// Decodes a token to its bytes; returns `None` if there are none.
+    /// Decodes a token to bytes; returns `None` if there are none.
     fn written_by(&self, id: u32) -> Option<TokenOutput> {
         match self {
             Self::Bytes(tokenizer) => {

@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("serving on {address}");
     let serving = thread::spawn(|| server.run());
 
-    // Plain HTTP request, same as any client sends.
+    // Plain HTTP request, as any client could send.
     let host = address.trim_start_matches("http://");
     let mut connection = TcpStream::connect(host)?;
     write!(

@@ -1,8 +1,8 @@
 //! Analyses on demand: views for the web page, embeddings and labels.
 //!
-//! The engine thread owns the language model. An analysis asks it for a few tokens at a time, between decode
-//! steps, and does everything else on its own thread. Analyses run one at a time to bound memory. Labels need
-//! almost no memory, so only their batches are serialized.
+//! The engine thread owns the language model. Between decode steps, it computes a few tokens at a time for an
+//! analysis, which does everything else on its own thread. Analyses run one at a time to bound memory. Labels
+//! need almost no memory, so classification requests overlap, and only their batches run one at a time.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::http::receive::Received;
 use crate::metrics::Metrics;
 use crate::threads::RequestThreads;
 
-/// Maximum body size of a view, in bytes; large enough for the longest accepted text.
+/// Maximum body size for a view, in bytes; large enough for the longest accepted text.
 const MAX_BODY: usize = 64 << 10;
-/// Number of tokens computed in one step while completions wait.
+/// Number of tokens computed in one step, during which completions wait.
 const TOKENS_AT_ONCE: usize = 32;
 
 /// Resources for running analyses.
@@ -33,10 +33,10 @@ pub(crate) struct Analyses<'a> {
 }
 
 impl Analyses<'_> {
-    /// Waits for a turn, then runs the analysis of the request `id`.
+    /// Waits for a permit, then runs the analysis for the request `id`.
     ///
-    /// `count` is called with the number of prompt tokens. Dropping the future cancels the analysis, for
-    /// example when the client disconnects.
+    /// Calls `count` with the number of prompt tokens. Dropping the future, for example when the client
+    /// disconnects, cancels the analysis.
     pub(crate) async fn answer(
         &self,
         endpoint: Endpoint,
@@ -48,13 +48,13 @@ impl Analyses<'_> {
         let is_look = !matches!(endpoint, Endpoint::Embeddings | Endpoint::Classify);
         if is_look && received.as_ref().len() > MAX_BODY {
             let message =
-                format!("the body of an analysis may have at most {MAX_BODY} bytes; shorten the text");
+                format!("an analysis request body may have at most {MAX_BODY} bytes; shorten the text");
             return Err(ApiError::new(413, message).with_code("body_too_large"));
         }
         let alone = match self.backend {
             Backend::Texts(engine) => {
                 let slots = self.reserve(self.limit, 1, "looks_full", looks_full)?;
-                // The computation holds the permit too, because it runs to completion after its client
+                // Each computation also holds the permit, because it runs to completion even if its client
                 // disconnects.
                 let permit = Arc::new(self.limit.acquire().await?);
                 Some((slots, permit, engine.begin_analysis()?))

@@ -1,4 +1,4 @@
-//! Backend of a server: the engine thread with a language model, or a classifier.
+//! Server backend: the engine thread with a language model, or a classifier.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::concurrency::ConcurrencyLimit;
 use crate::engine::Engine;
 use crate::fault::blocking;
 
-/// Executor of the server's requests.
+/// Model that computes the server's responses.
 pub(crate) enum Backend {
     Texts(Engine),
     Labels(Labels),
@@ -23,7 +23,7 @@ pub(crate) enum Backend {
 /// A long request lets other requests run between its batches.
 pub(crate) struct Labels {
     classifier: Arc<Classifier>,
-    /// Lets one batch run at a time, on all cores. Each text occupies one slot.
+    /// Limits execution to one batch at a time, which uses all cores. Each text occupies one slot.
     pub(crate) limit: ConcurrencyLimit,
     /// Maximum number of texts in a batch.
     at_once: usize,
@@ -34,14 +34,14 @@ impl Labels {
     pub(crate) fn new(classifier: Classifier, at_once: usize, queue: usize, max_wait: Duration) -> Self {
         Self {
             classifier: Arc::new(classifier),
-            // Texts that are being computed do not count as waiting, same as running completions in the engine.
+            // Like running completions in the engine, texts being classified do not count as waiting.
             limit: ConcurrencyLimit::new(1, queue.saturating_add(at_once), max_wait),
             at_once,
             is_stopped: AtomicBool::new(false),
         }
     }
 
-    /// Waits for a turn and computes the next piece of an analysis.
+    /// Waits for a permit and computes the next piece of an analysis.
     pub(crate) async fn compute(&self, id: &Arc<str>, analysis: Analysis) -> Result<Analysis, ApiError> {
         let permit = self.limit.acquire().await?;
         if self.is_stopped.load(Ordering::Acquire) {
@@ -62,7 +62,7 @@ impl Backend {
     pub(crate) fn drain(&self) {
         match self {
             Self::Texts(engine) => engine.drain(),
-            // A received request has already started, and no further request is admitted.
+            // Each received request has already started, and the routes admit no further request.
             Self::Labels(_) => {}
         }
     }
@@ -76,7 +76,7 @@ impl Backend {
         }
     }
 
-    /// Returns once no work but sending answers is left after [`Backend::drain`].
+    /// Returns once only responses remain to be sent after [`Backend::drain`].
     pub(crate) async fn drained(&self) {
         if let Self::Texts(engine) = self {
             engine.drained().await;

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::busy::queue_timeout;
 
-/// Queue of work with a fixed concurrency.
+/// Work queue with a fixed concurrency.
 #[derive(Debug)]
 pub(crate) struct ConcurrencyLimit {
     permits: Arc<Semaphore>,
@@ -33,11 +33,11 @@ impl Drop for QueueSlots<'_> {
     }
 }
 
-/// Permit to run; passes to the next waiter on drop.
+/// Permit to run; on drop, the next waiting caller receives it.
 pub(crate) type Permit = OwnedSemaphorePermit;
 
 impl ConcurrencyLimit {
-    /// Creates a queue with `max_slots` slots, a maximum wait of `max_wait` and concurrency `at_once`.
+    /// Creates a queue with `max_slots` slots that runs `at_once` callers concurrently.
     pub(crate) fn new(at_once: usize, max_slots: usize, max_wait: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(at_once));
         Self { permits, taken: AtomicUsize::new(0), max_slots, max_wait }
@@ -50,7 +50,7 @@ impl ConcurrencyLimit {
         Some(QueueSlots { taken: &self.taken, count })
     }
 
-    /// Waits for a permit; the work holds it until the end, even if its client disconnects.
+    /// Waits for a permit; hold it until the work ends, even if the client disconnects.
     pub(crate) async fn acquire(&self) -> Result<Permit, ApiError> {
         match timeout(self.max_wait, Arc::clone(&self.permits).acquire_owned()).await {
             Ok(permit) => permit.map_err(ApiError::failed),

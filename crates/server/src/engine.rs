@@ -1,7 +1,7 @@
 //! Engine: one thread that owns the scheduler.
 //!
-//! Calls arrive over a channel, and each call's updates leave over its own channel. Neither side blocks: the
-//! thread never waits for a reader, and callers never wait for the thread.
+//! Calls arrive over a shared channel, and each call has its own channel for updates. Sends never block: the
+//! thread does not wait for a client to read, and callers do not wait for the thread.
 
 mod calls;
 mod worker;
@@ -35,7 +35,7 @@ pub(crate) struct Engine {
     state: watch::Receiver<EngineState>,
 }
 
-/// Receiver for the updates of an accepted call. Dropping it cancels the call.
+/// Receiver for an accepted call's updates; dropping it cancels the call.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     updates: mpsc::UnboundedReceiver<Update>,
@@ -67,7 +67,7 @@ impl Engine {
         let run = move || {
             let end = catch_unwind(AssertUnwindSafe(|| worker.run()));
             let end = end.unwrap_or_else(|panic| EngineState::Died(internal(panic.as_ref())));
-            // The receiver may be gone.
+            // Fails if all handles have been dropped.
             _ = ended.send(end);
         };
         let thread = thread::Builder::new().name("engine".into()).spawn(run);
@@ -75,9 +75,9 @@ impl Engine {
         Ok(Self { commands, shared, metrics, state })
     }
 
-    /// Submits the requests of a call without waiting.
+    /// Submits a call's requests without waiting.
     ///
-    /// The engine starts requests of different calls in turn.
+    /// The engine takes one request from each call in turn.
     ///
     /// # Errors
     /// If the queue has too few free slots or the server is shutting down.
@@ -100,7 +100,7 @@ impl Engine {
         Ok(Ticket { updates: received, unfinished })
     }
 
-    /// Registers an analysis before it sends its questions to the model.
+    /// Registers an analysis that is about to ask the model questions.
     ///
     /// # Errors
     /// If the server is shutting down.
@@ -110,7 +110,7 @@ impl Engine {
         if self.is_draining() { Err(draining()) } else { Ok(begun) }
     }
 
-    /// Runs a short analysis on the model between two steps, for the request `id`.
+    /// Runs a short computation on the model between two steps, for the request `id`.
     ///
     /// Failures are logged, even if the client has disconnected.
     pub(crate) fn ask<R: Send + 'static>(
@@ -122,14 +122,14 @@ impl Engine {
         let of = Arc::clone(id);
         let question = Box::new(move |model: &LoadedModel| {
             let answered = question(model).map_err(|error| logged(&of, error));
-            // The client may be gone.
+            // Fails if the client has disconnected.
             _ = answer.send(answered);
         });
         let is_sent = self.commands.send(Command::Ask { id: Arc::clone(id), question }).is_ok();
         let is_draining = self.is_draining();
         async move {
             let answered = if is_sent { received.await.ok() } else { None };
-            // A panic in the question and the death of the engine are already logged.
+            // No answer means that the question panicked or the engine died, which is already logged.
             let none = || Err(if is_draining { draining() } else { ApiError::internal() });
             answered.unwrap_or_else(none)
         }
@@ -138,7 +138,7 @@ impl Engine {
     /// Rejects new and waiting requests; started ones continue.
     pub(crate) fn drain(&self) {
         self.shared.draining.store(true, Ordering::Release);
-        // An engine that has ended has nothing to drain.
+        // Fails if the engine has ended, in which case nothing is left to drain.
         _ = self.commands.send(Command::Drain);
     }
 
@@ -182,7 +182,7 @@ impl Ticket {
                 self.unfinished = self.unfinished.saturating_sub(usize::from(event.ends_text()));
             }
             Some(Update::Refused { .. } | Update::Failed(_)) => self.unfinished = 0,
-            // The engine ended in the middle of the call.
+            // The engine ended before the call was complete.
             None if self.unfinished > 0 => {
                 self.unfinished = 0;
                 return Some(Update::Failed(ApiError::internal()));
@@ -228,7 +228,7 @@ mod tests {
 
     #[track_caller]
     fn assert_logged(id: &str, beginning: &str) {
-        // The answer may arrive before its log line.
+        // The answer may arrive before the log line is written.
         let started = Instant::now();
         while lines_with(id).is_empty() && started.elapsed() < Duration::from_secs(10) {
             thread::sleep(Duration::from_millis(5));
@@ -244,7 +244,7 @@ mod tests {
             let config = GenerationConfig { max_new_tokens: 200, ..GenerationConfig::default() };
             Request { processors, ..Request::new(vec![5], config) }
         };
-        // This request is running when the other one fails.
+        // This request is still running when `broken` fails.
         let mut concurrent = engine.submit(&"req-step-1".into(), vec![request(Vec::new())]).unwrap();
         assert!(matches!(runtime.block_on(concurrent.next()), Some(Update::Event { .. })));
         let panics = LogitsProcessor::AllowedTokens(AllowedTokens::new(|_| panic!("a broken step")));
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(answer, Err(ApiError::internal()));
         assert_logged("req-ask-2", "req-ask-2 failed: no such numbers");
 
-        // The client of this request is gone.
+        // The client that sent this request has disconnected.
         drop(engine.ask(&"req-ask-3".into(), fails));
         assert_eq!(runtime.block_on(engine.ask(&"req-ask-4".into(), |_| Ok(5))), Ok(5));
         assert_logged("req-ask-3", "req-ask-3 failed: no such numbers");
@@ -318,7 +318,7 @@ mod tests {
         drop(analysis);
         runtime.block_on(engine.drained());
 
-        // The engine does not wait for analyses after `stop`, which a second signal triggers.
+        // After `stop`, which a second signal triggers, the engine does not wait for analyses.
         let (runtime, engine, _) = start();
         let _analysis = engine.begin_analysis().unwrap();
         engine.stop();

@@ -1,4 +1,4 @@
-//! Errors of a server that cannot start or had to stop.
+//! Errors that keep a server from starting or make it stop.
 
 use std::borrow::Cow;
 use std::io;
@@ -10,7 +10,7 @@ use candle_gpt2_api::SetupError;
 use candle_gpt2_engine::EngineError;
 use thiserror::Error;
 
-/// Error of a server that cannot start or had to stop.
+/// Error that keeps a server from starting or makes it stop.
 ///
 /// ```
 /// use candle_gpt2_server::{Listening, ServerError, ServerOptions};
@@ -43,7 +43,7 @@ pub enum ServerError {
     },
     /// The port is in use by another program.
     #[error(
-        "port {port} of {host} is in use; stop the program that listens there, or choose another port (0 picks a free one)"
+        "port {port} on {host} is in use; stop the program that listens there, or choose another port (0 picks a free one)"
     )]
     PortInUse {
         /// Address of the server.
@@ -93,19 +93,19 @@ pub enum ServerError {
     /// The engine failed repeatedly.
     #[error("the engine has failed and cannot continue: {what}")]
     EngineDied {
-        /// Last error of the engine.
+        /// Last engine error.
         what: String,
     },
     /// Calls were cut off at the end of the drain timeout.
-    #[error("{calls} calls were still running {} s after the shutdown began, and were cut off", after.as_secs_f64())]
+    #[error("the shutdown timed out after {} s; number of calls cut off: {calls}", after.as_secs_f64())]
     CutOff {
-        /// Number of calls.
+        /// Number of calls cut off.
         calls: usize,
-        /// Time that the calls were given to finish.
+        /// Time that the calls had to finish.
         after: Duration,
     },
     /// The server in another process is unreachable or does not respond.
-    #[error("{address}: no server is ready; start one with gpt2 serve")]
+    #[error("{address}: no server responds; start one with gpt2 serve")]
     Unreachable {
         /// Expected address.
         address: String,
@@ -117,11 +117,11 @@ pub enum ServerError {
     Unhealthy {
         /// Address of the server.
         address: String,
-        /// Status line of its answer.
+        /// Status line that the server sent.
         status: String,
     },
     /// A second stop request arrived during shutdown.
-    #[error("second request to stop: {calls} calls were cut off")]
+    #[error("a second stop request ended the server; number of calls cut off: {calls}")]
     Interrupted {
         /// Number of calls cut off.
         calls: usize,

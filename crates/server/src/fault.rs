@@ -1,4 +1,4 @@
-//! Internal failures: the log gets the cause in one line; clients see no details.
+//! Internal failures: the cause is logged on one line, and clients see no details.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 
 use crate::log::log_failure;
 
-/// Awaits the future of a request; a panic inside becomes an error.
+/// Awaits a request's future and turns a panic into an error.
 pub(crate) async fn caught<T>(
     id: &str,
     future: impl Future<Output = Result<T, ApiError>>,
@@ -26,9 +26,9 @@ pub(crate) async fn caught<T>(
     .await
 }
 
-/// Runs work for request `id` on a request thread.
+/// Runs `work` for the request `id` on a request thread.
 ///
-/// Failures are logged there, because the client may have disconnected.
+/// Failures are logged on that thread, because the client may have disconnected.
 pub(crate) async fn blocking<T: Send + 'static>(
     id: &Arc<str>,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

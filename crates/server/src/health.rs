@@ -1,4 +1,4 @@
-//! Health check of a running server, for supervisors that restart servers that are not ready.
+//! Health check for a running server, so that a supervisor can restart a server that is not ready.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -8,20 +8,20 @@ use std::time::Duration;
 
 use crate::{ServerError, ServerOptions};
 
-/// Timeout for each step: connecting, sending the request and receiving the answer.
+/// Timeout for each step: connecting, sending the request and receiving the response.
 ///
-/// A server that is loading its model accepts connections but does not answer.
+/// A server that is loading its model accepts connections but does not respond.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of a status line.
 const MAX_LINE: u64 = 1024;
 const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
-/// Queries `/health` of a server in another process; returns its address if it is ready.
+/// Queries `/health` on a server in another process; returns the server's address if it is ready.
 ///
-/// Only the options that define the address are used.
+/// Uses only the options that define the address.
 ///
 /// # Errors
-/// If the server is unreachable, does not answer, or answers with another status.
+/// If the server is unreachable, does not respond, or responds with a status other than 200.
 ///
 /// ```
 /// use candle_gpt2_server::{ServerError, ServerOptions, check_health};
@@ -86,14 +86,14 @@ fn status_on_socket(_: &std::path::Path) -> io::Result<String> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Returns the status line of the answer.
+/// Sends the health request and returns the status line of the response.
 fn status(mut stream: impl Read + Write) -> io::Result<String> {
     stream.write_all(REQUEST)?;
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE)).read_line(&mut line).map_err(|error| match error.kind() {
         // The error kind of a timeout depends on the operating system.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", TIMEOUT.as_secs()))
+            io::Error::new(io::ErrorKind::TimedOut, format!("no response within {} s", TIMEOUT.as_secs()))
         }
         _ => error,
     })?;
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// Checks a server that sends only `answer`, and returns the result.
+    /// Returns the result of a health check on a server that sends only `answer`.
     fn checked(answer: &'static str) -> Result<String, ServerError> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let options =

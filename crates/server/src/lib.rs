@@ -54,7 +54,7 @@ use threads::THREADS;
 pub enum Model {
     /// Language model, which generates text.
     Texts(Box<LoadedModel>),
-    /// Classifier of texts or tokens. The web page is disabled for it.
+    /// Text or token classifier. The server then has no web page.
     Labels(Box<Classifier>),
 }
 
@@ -72,7 +72,7 @@ impl From<Classifier> for Model {
 
 /// Listening server.
 ///
-/// See the example of [`Handle`].
+/// See [`Handle`] for an example.
 pub struct Server {
     runtime: Runtime,
     listener: Listener,
@@ -80,7 +80,7 @@ pub struct Server {
     stops: Arc<Stops>,
 }
 
-/// Handle that ends a server from another thread. Clones end the same server.
+/// Handle that stops a server from another thread. Clones stop the same server.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -100,10 +100,10 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Ends the server gracefully, same as SIGTERM.
+    /// Stops the server gracefully, as SIGTERM does.
     ///
     /// The server accepts no more connections. Running requests finish, or are cut off after
-    /// [`Timeouts::drain`]. A second call ends the server immediately.
+    /// [`Timeouts::drain`]. A second call stops the server immediately.
     pub fn stop(&self) {
         self.stops.send_modify(|stops| *stops += 1);
     }
@@ -191,7 +191,7 @@ impl Listening {
 }
 
 impl Server {
-    /// Starts listening and starts the engine; combines [`Listening::new`] and [`Listening::start`].
+    /// Starts listening and starts the engine: [`Listening::new`] followed by [`Listening::start`].
     ///
     /// # Errors
     /// Same as [`Listening::new`] and [`Listening::start`].
@@ -204,7 +204,7 @@ impl Server {
         self.listener.address()
     }
 
-    /// Handle that ends the server from another thread.
+    /// Handle that stops the server from another thread.
     pub fn handle(&self) -> Handle {
         Handle { stops: Arc::clone(&self.stops) }
     }
@@ -215,7 +215,7 @@ impl Server {
     /// If the engine fails repeatedly, or calls did not finish in time and were cut off.
     pub fn run(self) -> Result<(), ServerError> {
         let ended = self.runtime.block_on(http::run(self.shared, self.listener, self.stops));
-        // Does not wait for requests that are still being read.
+        // Does not wait for requests that request threads are still reading.
         self.runtime.shutdown_background();
         ended
     }
@@ -224,7 +224,7 @@ impl Server {
 fn api_options(options: &ServerOptions) -> ApiOptions {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let mut api = ApiOptions { created: now.as_secs(), parallel: options.parallel, ..options.api.clone() };
-    // A request that could never fit into the queue is rejected as invalid.
+    // A request with more prompts than the queue holds could never run, so it is invalid.
     api.limits.max_prompts = api.limits.max_prompts.min(options.queue);
     api
 }

@@ -1,4 +1,4 @@
-//! Server log: `tracing` events, available to subscribers or written as text or JSON lines.
+//! Server log: `tracing` events for any subscriber, or lines of text or JSON on standard error.
 
 mod queue;
 
@@ -14,7 +14,7 @@ use tracing::{Subscriber, error, field::Field, warn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
-/// Maximum length in bytes of text that comes from a request or an error.
+/// Maximum number of bytes logged from a request's or an error's text.
 const MAX_FIELD: usize = 1 << 10;
 
 /// Number of this process's log lines that were not written.
@@ -24,7 +24,7 @@ static STDERR: OnceLock<Queue> = OnceLock::new();
 
 /// Log format.
 ///
-/// The server's events go to the process's `tracing` subscriber; without one, nothing is written.
+/// The server's events go to the process's `tracing` subscriber; if there is none, nothing is written.
 ///
 /// ```
 /// use candle_gpt2_server::LogFormat;
@@ -36,20 +36,21 @@ static STDERR: OnceLock<Queue> = OnceLock::new();
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum LogFormat {
-    /// A line of plain text: the request id and the other fields of the event.
+    /// A line of plain text: the request id and the event's other fields.
     #[default]
     Text,
-    /// An object with `timestamp`, `level`, `request_id` and the other fields of the event.
+    /// An object with `timestamp`, `level`, `request_id` and the event's other fields.
     Json,
 }
 
 impl LogFormat {
-    /// Writes each event of this process as one line to standard error.
+    /// Writes this process's events to standard error, one per line.
     ///
     /// If the process already has a `tracing` subscriber, this does nothing.
     ///
-    /// A thread writes the lines, so a slow reader never blocks the server. While its queue is full, lines
-    /// are dropped and counted. A later line and the metric `gpt2_log_lines_dropped_total` report the number.
+    /// A separate thread writes the lines, so a slow reader never blocks the server. While the thread's queue
+    /// is full, lines are dropped and counted. A later line and the metric `gpt2_log_lines_dropped_total`
+    /// report the count.
     pub fn write_to_stderr(self) {
         if tracing::dispatcher::has_been_set() {
             return;
@@ -63,14 +64,14 @@ impl LogFormat {
             }
         };
         let queue = STDERR.get_or_init(|| Queue::start(DROPPED_LINES.clone(), write));
-        // Another thread may have set a subscriber meanwhile.
+        // Fails if another thread has set a subscriber in the meantime.
         _ = tracing::subscriber::set_global_default(self.lines_to(queue.clone()));
     }
 
-    /// Waits until the lines of [`write_to_stderr`](Self::write_to_stderr) are written.
+    /// Waits until all lines from [`write_to_stderr`](Self::write_to_stderr) are written.
     ///
-    /// Call it before the process exits. Returns false if `timeout` expires first. In that case, the reader
-    /// of standard error has stalled, and writing to it blocks.
+    /// Call this before the process exits. Returns false if `timeout` expires first. In that case, the
+    /// process that reads standard error has stalled, and writing to standard error would block.
     pub fn flush_stderr(timeout: Duration) -> bool {
         STDERR.get().is_none_or(|queue| queue.flush(timeout))
     }
@@ -79,7 +80,7 @@ impl LogFormat {
         self,
         writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static,
     ) -> Arc<dyn Subscriber + Send + Sync> {
-        // Write errors are not reported elsewhere.
+        // Keeps `tracing_subscriber` from printing its own message when a write fails.
         let lines =
             tracing_subscriber::fmt().with_writer(writer).log_internal_errors(false).with_target(false);
         match self {
@@ -91,7 +92,7 @@ impl LogFormat {
     }
 }
 
-/// Counter of unwritten log lines, shared by all servers of the process.
+/// Counter of unwritten log lines, shared by all servers in the process.
 pub(crate) fn dropped_lines() -> Counter {
     DROPPED_LINES.clone()
 }
@@ -111,7 +112,7 @@ fn write_field(line: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::
     }
 }
 
-/// Joins the lines of a value, because a log entry is one line.
+/// Joins a value's lines, because a log entry is one line.
 fn one_line(value: &dyn Debug) -> String {
     let value = format!("{value:?}");
     let words: Vec<&str> = value.split(char::is_control).filter(|part| !part.is_empty()).collect();
@@ -125,7 +126,7 @@ pub(crate) fn log_failure(requests: &str, cause: impl Display) {
     error!(request_id = %requests, cause = %Shortened(cause));
 }
 
-/// Value whose text is cut after [`MAX_FIELD`] bytes and ends with an ellipsis.
+/// Displays a value, cut after [`MAX_FIELD`] bytes with an ellipsis.
 pub(crate) struct Shortened<T>(pub(crate) T);
 
 impl<T: Display> Display for Shortened<T> {
@@ -139,7 +140,7 @@ impl<T: Display> Display for Shortened<T> {
     }
 }
 
-/// Writer that fails at its limit, so that the rest is not even formatted.
+/// Writer that fails once its limit is reached, so that the rest is not even formatted.
 struct Limited<'a, 'b> {
     f: &'a mut fmt::Formatter<'b>,
     left: usize,

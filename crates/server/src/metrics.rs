@@ -1,4 +1,4 @@
-//! Server metrics in Prometheus format. Labels never come from requests.
+//! Server metrics in Prometheus format. Labels never contain text from requests.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::log::dropped_lines;
 const BUCKETS: [f64; 15] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0];
 
-/// Metrics of one server.
+/// Metrics for one server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -89,7 +89,7 @@ impl Metrics {
         Self { registry, ..metrics }
     }
 
-    /// Counts an answer; `route` is the server's name for the route, not the requested path.
+    /// Counts a response; `route` is the server's name for the route, not the requested path.
     pub(crate) fn count_request(&self, route: &'static str, code: u16, time: Duration) {
         self.requests.get_or_create(&Answered { route, code }).inc();
         self.request_seconds.observe(time.as_secs_f64());
@@ -103,7 +103,7 @@ impl Metrics {
     /// Formats all metrics as Prometheus and `OpenMetrics` text.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         encode(&mut text, &self.registry).map_or_else(|_| String::new(), |()| text)
     }
 }

@@ -1,4 +1,4 @@
-//! Options of a server.
+//! Server options.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::ServerError;
 
-/// Maximum key length in bytes; all compared keys are padded to this length.
+/// Maximum key length in bytes; keys are padded to this length for comparison.
 pub(crate) const MAX_KEY: usize = 256;
 /// Bounds of numeric options.
 ///
-/// The minimum of `max_body` still admits a request with a short prompt.
+/// The minimum for `max_body` is still enough for a request with a short prompt.
 const BOUNDS: [(&str, usize, usize); 6] = [
     ("parallel", 1, 256),
     ("queue", 1, 65_536),
@@ -26,10 +26,10 @@ const BOUNDS: [(&str, usize, usize); 6] = [
 ];
 /// Number of connections accepted beyond the limit, mainly for health checks and metrics.
 pub(crate) const RESERVE: usize = 16;
-/// Number of open files besides connections: for the reserve, the model and the runtime.
+/// Number of open files in addition to the connections: for the reserve, the model and the runtime.
 const OTHER_FILES: usize = RESERVE + 48;
 
-/// Options of a server.
+/// Server options.
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,13 +48,13 @@ const OTHER_FILES: usize = RESERVE + 48;
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ServerOptions {
-    /// Name or address to listen on; one that other machines can reach requires a key
+    /// Host name or address to listen on; an address that other machines can reach requires a key
     #[cfg_attr(feature = "clap", arg(long, value_name = "HOST", default_value_t = ServerOptions::default().host))]
     pub host: String,
     /// Port to listen on; 0 picks a free one, which is shown in the first line of standard output
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().port, allow_negative_numbers = true))]
     pub port: u16,
-    /// Unix socket to listen on instead, accessible to this user only
+    /// Unix socket to listen on instead of a port; accessible only to this user
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"]))]
     pub unix_socket: Option<PathBuf>,
     /// Maximum number of completions to generate at once
@@ -63,22 +63,22 @@ pub struct ServerOptions {
     /// Maximum number of waiting prompts; when the queue is full, requests get status 429
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().queue, allow_negative_numbers = true, value_parser = between("queue")))]
     pub queue: usize,
-    /// Size of the KV cache in tokens, of prompts and completions together [default: a full context for
-    /// each of --parallel]
+    /// KV cache size in tokens, for prompts and completions together [default: a full context for each
+    /// of --parallel]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between("kv_tokens")))]
     pub kv_tokens: Option<usize>,
-    /// Maximum prompt tokens to prefill between two decode steps: half as many while few completions are
-    /// running, four times as many while none is
+    /// Maximum number of prompt tokens to prefill between two decode steps; half as many while few
+    /// completions are running, four times as many while none is running
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().prefill_chunk, allow_negative_numbers = true, value_parser = between("prefill_chunk")))]
     pub prefill_chunk: usize,
-    /// Maximum number of connections; beyond it idle ones are closed, and if none is idle, requests get
-    /// status 503 [default: enough for twice --parallel and --queue together]
+    /// Maximum number of connections; above it, idle connections are closed, and if none is idle,
+    /// requests get status 503 [default: enough for twice --parallel and --queue together]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between("max_connections")))]
     pub max_connections: Option<usize>,
     /// Maximum size of a request body, in bytes
     #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES", default_value_t = ServerOptions::default().max_body, allow_negative_numbers = true, value_parser = between("max_body")))]
     pub max_body: usize,
-    /// Accepted API keys; without any, every request is served. `{:?}` hides them.
+    /// Accepted API keys; if empty, requests need no key. `{:?}` hides the keys.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub keys: Vec<SecretString>,
     /// Require no key even if other machines can reach the server
@@ -101,21 +101,21 @@ pub struct ServerOptions {
     /// Whether to serve the web page at `/`.
     #[cfg_attr(feature = "clap", arg(long = "no-page", help = "Do not serve the web page at /", action = clap::ArgAction::SetFalse))]
     pub page: bool,
-    /// Names, chat template and request limits of the model.
+    /// Names, chat template and request limits for the model.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub api: ApiOptions,
-    /// Maximum time to generate the completions of a request; longer ones are cut off
+    /// Maximum time to generate a request's completions; longer completions are cut off
     #[cfg_attr(feature = "clap", arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds))]
     pub max_time: Option<Duration>,
     /// Timeouts.
     #[cfg_attr(feature = "clap", command(flatten))]
     pub timeouts: Timeouts,
-    /// Log a line for every request: its number, route, status, token counts and time, never its text
+    /// Log a line for every request: its id, route, status, token counts and time, but never its text
     #[cfg_attr(feature = "clap", arg(long))]
     pub log_requests: bool,
     /// Whether SIGTERM, SIGINT and SIGHUP end the server.
     ///
-    /// Before the server is ready, they end the process with exit code 0.
+    /// If a signal arrives before the server is ready, the process exits with code 0.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub signals: bool,
 }
@@ -132,7 +132,7 @@ pub struct Timeouts {
     /// Maximum time to receive the body of a request.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().body))]
     pub body: Duration,
-    /// Maximum time between two requests of a connection.
+    /// Maximum time between two requests on a connection.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().idle))]
     pub idle: Duration,
     /// Maximum time that a client may leave a response unread
@@ -141,16 +141,16 @@ pub struct Timeouts {
     /// Maximum time in the queue; a request that waits longer gets status 503
     #[cfg_attr(feature = "clap", arg(id = "queue-timeout", long, value_name = "SECONDS", default_value = "60", allow_negative_numbers = true, value_parser = seconds))]
     pub queue: Duration,
-    /// Maximum time before the head of a stream is sent without its first token.
+    /// Maximum time to wait for a stream's first token before the head is sent without it.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().head))]
     pub head: Duration,
-    /// Interval of keep-alive comments in a stream without output.
+    /// Interval between keep-alive comments while a stream has no output.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().ping))]
     pub ping: Duration,
     /// Maximum time to finish running requests during a shutdown
     #[cfg_attr(feature = "clap", arg(id = "drain-timeout", long, value_name = "SECONDS", default_value = "25", allow_negative_numbers = true, value_parser = seconds))]
     pub drain: Duration,
-    /// Maximum time to read what a client still sends after its request was rejected.
+    /// Maximum time to keep reading from a client after its request was rejected.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().linger))]
     pub linger: Duration,
 }
@@ -199,14 +199,14 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Maximum number of files and connections that the server may open concurrently.
+    /// Maximum number of files and connections that the server opens concurrently.
     ///
-    /// Pass it to [`allow_open_files`](candle_gpt2_engine::process::allow_open_files).
+    /// Pass this to [`allow_open_files`](candle_gpt2_engine::process::allow_open_files).
     pub fn open_files(&self) -> usize {
         self.wanted_connections().saturating_add(OTHER_FILES)
     }
 
-    /// Requested number of connections; the default also covers clients that a full queue rejects.
+    /// Requested number of connections; the default leaves some for clients that a full queue rejects.
     fn wanted_connections(&self) -> usize {
         let waiting = self.queue.saturating_add(self.parallel).saturating_mul(2);
         self.max_connections.unwrap_or_else(|| waiting.saturating_add(64).clamp(256, 4096))
@@ -255,7 +255,7 @@ impl ServerOptions {
         }
     }
 
-    /// Validates the host names, and the model's names because they appear in JSON and log lines.
+    /// Validates the host names, and the model's names, which appear in JSON and log lines.
     fn check_names(&self) -> Result<(), ServerError> {
         let is_name = |name: &str| !name.trim().is_empty() && !name.contains(char::is_control);
         let name = || "a non-empty name without control characters".to_owned();
@@ -288,7 +288,7 @@ impl ServerOptions {
     fn check_keys(&self) -> Result<(), ServerError> {
         let is_key =
             |key: &str| (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
-        // The error contains the key's position and not the key, because others may read it.
+        // The error contains the key's position rather than the key, because others may read the message.
         match self.keys.iter().position(|key| !is_key(key.expose_secret())) {
             None => Ok(()),
             Some(index) => {
@@ -303,7 +303,7 @@ impl ServerOptions {
             let rest = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
             rest.is_some_and(|authority| {
                 let (host, port) = match authority.rsplit_once(':') {
-                    // The colon belongs to an IPv6 address.
+                    // If the port ended with `]`, the colon would belong to an IPv6 address.
                     Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
                     _ => (authority, None),
                 };
@@ -320,7 +320,7 @@ impl ServerOptions {
     }
 }
 
-/// Value parser for an option, with the limits in [`BOUNDS`].
+/// Returns a value parser for an option, with its bounds from [`BOUNDS`].
 #[cfg(feature = "clap")]
 fn between(option: &'static str) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
@@ -335,7 +335,7 @@ fn whole_number(least: usize, most: usize) -> String {
     format!("a whole number from {least} to {most}")
 }
 
-/// Parses a duration from one millisecond to one day; shorter ones would be useless.
+/// Parses a duration from one millisecond to one day; a shorter timeout would be useless.
 #[cfg(feature = "clap")]
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));

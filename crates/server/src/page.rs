@@ -3,16 +3,16 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
 
-/// Policy that forbids inline scripts and styles, framing, and anything from other servers.
+/// Policy that forbids inline scripts and styles, framing, and content from other servers.
 pub(crate) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'";
 
-/// File of the web page.
+/// File that belongs to the web page.
 pub(crate) struct PageFile {
     path: &'static str,
     pub(crate) content_type: &'static str,
     pub(crate) body: &'static [u8],
-    /// Entity tag with quotes, as in the header.
+    /// Entity tag including quotes, as in the header.
     pub(crate) etag: String,
 }
 
@@ -25,7 +25,7 @@ static TEXTS: LazyLock<Vec<candle_gpt2_web::PageFile>> = LazyLock::new(candle_gp
 
 static FILES: LazyLock<Vec<PageFile>> = LazyLock::new(|| {
     let tagged = TEXTS.iter().map(|file| {
-        // The tag only has to distinguish files of different builds.
+        // The tag only has to distinguish files from different builds.
         let mut hasher = DefaultHasher::new();
         file.text.hash(&mut hasher);
         let etag = format!("\"{:016x}\"", hasher.finish());

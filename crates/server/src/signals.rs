@@ -1,7 +1,7 @@
-//! Signals that end the server.
+//! Signals that stop the server.
 //!
-//! A dedicated thread handles them before the server starts to listen. They work while the model loads and
-//! while requests run.
+//! A dedicated thread handles signals, starting before the server listens. Signals therefore work while the
+//! model loads and while requests run.
 
 use std::fs;
 use std::io;
@@ -14,10 +14,10 @@ use std::thread;
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 
-/// Number of stop requests; the first drains the server, the second ends it immediately.
+/// Number of stop requests; the first drains the server, the second stops it immediately.
 pub(crate) type Stops = watch::Sender<usize>;
 
-/// Signal handlers of a server.
+/// A server's signal handlers.
 #[derive(Debug, Clone)]
 pub(crate) struct Signals(Arc<Mutex<State>>);
 
@@ -30,7 +30,7 @@ enum State {
     Serving,
 }
 
-/// Signal that ends the server.
+/// Signal that stops the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// SIGTERM, SIGINT, Ctrl-C.
@@ -50,7 +50,7 @@ impl Signals {
             let runtime = Builder::new_current_thread().enable_io().build();
             let receive = receive(&installed, |kind| of_thread.handle_signal(kind, &stops));
             if let Err(error) = runtime.and_then(|runtime| runtime.block_on(receive)) {
-                // The receiver only waits for the installation.
+                // Fails after the installation, when no one waits for the result any longer.
                 _ = installed.send(Err(error));
             }
         };
@@ -60,11 +60,11 @@ impl Signals {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Poisoning is harmless because the state is a single value.
+        // Poisoning is harmless, because the state is a single value.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `bind` with signals held back, because it may create `socket`.
+    /// Runs `bind`, which may create `socket`, and delays signals until it returns.
     pub(crate) fn while_binding<T, E>(
         &self,
         socket: Option<PathBuf>,
@@ -76,7 +76,7 @@ impl Signals {
         Ok(bound)
     }
 
-    /// Makes signals drain the server from now on.
+    /// Makes later signals drain the server instead of ending the process.
     pub(crate) fn serve(&self) {
         *self.state() = State::Serving;
     }
@@ -95,10 +95,10 @@ impl Signals {
             (State::Serving, None) => {}
             (State::Loading { socket }, stops) => {
                 if let Some(path) = socket {
-                    // If removal fails, the next server removes it.
+                    // If this fails, the next server to start removes the socket.
                     _ = fs::remove_file(path);
                 }
-                // A server that failed to start has an error to report.
+                // If startup has failed, the exit code must report an error.
                 exit(i32::from(stops.is_none()));
             }
         }

@@ -1,6 +1,6 @@
 //! Request threads, which keep slow work off the async thread.
 //!
-//! They parse, tokenize, render chat templates, compile grammars and write long responses.
+//! The threads parse, tokenize, render chat templates, compile grammars and write long responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,32 +13,32 @@ use crate::concurrency::ConcurrencyLimit;
 use crate::fault::blocking;
 use crate::metrics::Metrics;
 
-/// Number of threads in addition to the async thread and the engine thread.
+/// Number of request threads, in addition to the async thread and the engine thread.
 pub(crate) const THREADS: usize = 16;
 /// Maximum number of concurrent long requests. The remaining threads serve short requests.
 const LONG_AT_ONCE: usize = 10;
-/// Time after which the first grammar in the queue is retried.
+/// Delay before the first grammar in the queue is retried.
 const GRAMMAR_RETRY: Duration = Duration::from_millis(20);
 
-/// Reads requests on request threads, within limits.
+/// Reads requests on request threads, with limits on concurrency.
 #[derive(Debug)]
 pub(crate) struct RequestThreads {
     served: Arc<ServedModel>,
     metrics: Arc<Metrics>,
     /// Limit for long requests.
     ///
-    /// Connections and their bodies are limited already, so this queue needs no limit of its own.
+    /// The queue is unbounded, because the number of connections and the memory for bodies are limited.
     long: ConcurrencyLimit,
-    /// Queue of requests with grammars that are waiting for a free worker.
+    /// Queue of requests whose grammars wait for a free worker.
     grammars: ConcurrencyLimit,
     /// Maximum time in a queue.
     max_wait: Duration,
 }
 
 impl RequestThreads {
-    /// Creates threads that read requests for `served`.
+    /// Creates a reader of requests for `served`.
     ///
-    /// Long requests wait at most `max_wait` for a permit. Up to `queue` grammars wait that long for a
+    /// Long requests wait at most `max_wait` for a permit. Up to `queue` grammars wait at most as long for a
     /// worker.
     pub(crate) fn new(
         served: Arc<ServedModel>,
@@ -104,7 +104,7 @@ impl RequestThreads {
         })
     }
 
-    /// Waits for a turn to read a long request; returns the body and `then` if no worker is free.
+    /// Reads a long request when a permit is free; returns the body and `then` if no worker is free.
     async fn read_long<B, T, F>(
         &self,
         id: &Arc<str>,

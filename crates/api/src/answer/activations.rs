@@ -1,4 +1,4 @@
-//! Activation entries in answers: `activations` and `activations_info`.
+//! Activation entries in responses: `activations` and `activations_info`.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -50,12 +50,12 @@ impl Serialize for Entry<'_> {
     }
 }
 
-/// Metadata of the activations.
+/// Metadata for the activations.
 #[derive(Serialize)]
 struct Info {
     /// Whether the sequence begins with the BOS token.
     bos: bool,
-    /// Preprocessing of the weights, always `none`.
+    /// Weight preprocessing; always `none`.
     processing: &'static str,
     tokens: Vec<String>,
     token_ids: Vec<u32>,
@@ -117,7 +117,7 @@ impl Answer {
     /// Response of `/v1/activations` as a safetensors file.
     ///
     /// The tensors are named after their hook points. With several prompts, the prompt's index and a dot
-    /// precede each name. The metadata contains `positions` and `activations_info` of each prompt as JSON,
+    /// precede each name. The metadata contains each prompt's `positions` and `activations_info` as JSON,
     /// with the same prefix, and any `warnings`.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Log-probabilities of tokens in answers.
+//! Token log-probabilities in responses.
 
 use candle_gpt2_generation::TokenLogprobs;
 
@@ -15,9 +15,9 @@ pub(super) struct Entry {
     pub(super) name: String,
     /// Log-probability; `None` for the first token.
     pub(super) logprob: Option<f64>,
-    /// Most probable tokens at this position, in descending order and with unique names.
+    /// Most probable tokens at this position, in descending order of probability and with unique names.
     pub(super) alternatives: Vec<Alternative>,
-    /// Character offset in the prompt plus completion.
+    /// Character offset of the token in the prompt followed by the completion.
     pub(super) offset: usize,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn of_prompt(prompt: &PromptAnswer, options: &ResponseOptions, pieces
         .collect()
 }
 
-/// Creates the entries for a completion's tokens, starting at index `sent`.
+/// Creates the entries for a completion's tokens, starting with the token at index `sent`.
 pub(super) fn of_text(
     text: &TextAnswer,
     sent: usize,

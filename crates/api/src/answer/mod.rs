@@ -22,7 +22,7 @@ use crate::{ApiError, Reply, Warnings};
 
 /// Partially built response.
 ///
-/// A field of a [`Call`](crate::Call); a [`Session`](crate::Session) fills it.
+/// Part of a [`Call`](crate::Call). A [`Session`](crate::Session) adds the generated tokens.
 #[derive(Debug)]
 pub struct Answer {
     head: Head,
@@ -57,7 +57,7 @@ impl Answer {
         &self.warnings
     }
 
-    /// Processes an event of a prompt; returns the JSON chunks to send if the response is streamed.
+    /// Processes an event for a prompt; if the response is streamed, returns the JSON chunks to send.
     ///
     /// # Errors
     /// If the request cannot continue.
@@ -107,7 +107,7 @@ impl Answer {
             return self.options.overflowed("the model's logits are not finite");
         }
         let refusal = ApiError::from(error);
-        // The message names the grammar's kind and contains nothing internal.
+        // These messages name the option at fault rather than a prompt, and reveal no internals.
         let is_of_option =
             matches!(error, GenerationError::Constraint { .. } | GenerationError::NoTokenLeft { .. });
         let is_of_prompt = refusal.cause().is_none() && !is_of_option;
@@ -125,7 +125,7 @@ impl Answer {
         }
     }
 
-    /// Complete response, once all completions have finished.
+    /// Complete response; all completions must have finished.
     pub fn into_response(self) -> String {
         if self.options.shape == Shape::Activations {
             return self.warnings.added_to(self.activations());
@@ -165,7 +165,7 @@ impl Answer {
         order
     }
 
-    /// Choice indices of a completion; more than one if it is returned in copies.
+    /// Choice indices of a completion; more than one if the completion is returned several times.
     fn indices(&self, prompt: usize, sequence: usize) -> Range<usize> {
         let first = prompt * self.options.n;
         if self.options.is_copied {
@@ -252,7 +252,7 @@ impl Answer {
     }
 }
 
-/// Checks that log-probabilities are numbers.
+/// Rejects log-probabilities that are NaN.
 fn check(logprobs: &TokenLogprobs, options: &ResponseOptions) -> Result<(), ApiError> {
     let mut values = logprobs.alternatives.iter().map(|(_, logprob)| *logprob).chain([logprobs.logprob]);
     match values.any(f64::is_nan) {

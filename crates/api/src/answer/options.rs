@@ -1,4 +1,4 @@
-//! Response options: the contents that the request asked for.
+//! Response options, which determine what a response contains.
 
 use std::fmt::Display;
 
@@ -22,14 +22,14 @@ pub(crate) enum Shape {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) id: String,
-    /// Creation time in seconds since 1970.
+    /// Creation time in seconds since the Unix epoch.
     pub(crate) created: u64,
     pub(crate) model: String,
     /// Sampling seed, if completions are sampled.
     pub(crate) seed: Option<Seed>,
 }
 
-/// Response options: the contents that the request asked for.
+/// Response contents that the request asked for.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseOptions {
     pub(crate) shape: Shape,
@@ -42,7 +42,7 @@ pub(crate) struct ResponseOptions {
     pub(crate) n: usize,
     /// Number of candidates generated for each prompt; the most probable ones are returned.
     pub(crate) best_of: usize,
-    /// Whether all completions of a prompt are identical; one is then generated and returned `n` times.
+    /// Whether a prompt's completions are all identical; if so, one is generated and copied `n` times.
     pub(crate) is_copied: bool,
     pub(crate) stops: Vec<String>,
     pub(crate) stop_token_ids: Vec<u32>,
@@ -50,7 +50,7 @@ pub(crate) struct ResponseOptions {
     pub(crate) return_token_ids: bool,
     pub(crate) tokens_as_ids: bool,
     pub(crate) prompt_tokens_details: bool,
-    /// Activations to return.
+    /// Hook points whose activations are returned.
     pub(crate) shown: Option<Box<ShownSites>>,
     /// Whether steering changes the model.
     pub(crate) is_steered: bool,

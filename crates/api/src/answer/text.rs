@@ -8,11 +8,11 @@ use crate::ApiError;
 use crate::pieces::{CharCounter, Pieces};
 use crate::recorded::{Inspected, SequenceActivations};
 
-/// Prompt, with the data that the answer reports about it.
+/// Prompt and everything that the response reports about it.
 #[derive(Debug)]
 pub(crate) struct PromptAnswer {
     pub(super) ids: Vec<u32>,
-    /// Index of the first reported token; the start token of an empty prompt is not reported.
+    /// Index of the first reported token; skips the start token that replaces an empty prompt.
     pub(super) echo_start: usize,
     /// Path of the prompt in the request.
     pub(super) path: String,
@@ -22,7 +22,7 @@ pub(crate) struct PromptAnswer {
     pub(super) tail: String,
     /// Character offset of each reported token.
     pub(super) offsets: Vec<usize>,
-    /// Number of characters in the text.
+    /// Number of characters in the reported tokens.
     pub(super) chars: usize,
     pub(super) cached_tokens: usize,
     /// Log-probabilities of all prompt tokens, if reported.
@@ -34,7 +34,7 @@ pub(crate) struct PromptAnswer {
 impl PromptAnswer {
     /// Creates a prompt with `texts` completions.
     ///
-    /// With `echo`, if the prompt ends in the middle of a character, the completions complete it.
+    /// If `echo` is set and the prompt ends in the middle of a character, the completions finish it.
     ///
     /// # Errors
     /// If the tokenizer cannot decode the prompt.
@@ -90,7 +90,7 @@ pub(super) struct Finish {
     pub(super) reason: &'static str,
     /// Stop string or token that ended the completion, or null.
     pub(super) stop_reason: Value,
-    /// Number of characters before a stop string; log-probability entries after it are omitted.
+    /// Text length in characters, if a stop string ended it; later log-probability entries are omitted.
     cut: Option<usize>,
 }
 
@@ -179,7 +179,7 @@ impl TextAnswer {
         Ok(())
     }
 
-    /// Stop token that ended the completion: its id, or the stop string that equals its name.
+    /// Stop token that ended the completion: the token's id, or the stop string that equals its name.
     fn ending_token(&self, options: &ResponseOptions, pieces: &Pieces) -> Value {
         let Some(id) = self.ids.last() else { return Value::Null };
         if options.stop_token_ids.contains(id) {
@@ -189,7 +189,7 @@ impl TextAnswer {
         options.stops.iter().find(|stop| stop.as_bytes() == name).map_or(Value::Null, |stop| json!(stop))
     }
 
-    /// Stop string that ended the completion, read from the tokens that follow the text.
+    /// Stop string that ended the completion, decoded from the tokens after the completion's text.
     fn stop_string(&self, options: &ResponseOptions, pieces: &Pieces) -> Option<String> {
         let written = pieces.shown_text(&self.ids).ok()?;
         let rest = written.get(self.text.len()..)?;

@@ -23,7 +23,7 @@ pub(super) struct Response<'a> {
     pub(super) usage: Option<Option<Usage>>,
 }
 
-/// Token counts of prompt and completion.
+/// Token counts of the prompts and the completions.
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
@@ -31,7 +31,7 @@ pub(super) struct Usage {
     pub(super) cached_tokens: Option<usize>,
 }
 
-/// Choice: a completion, or its next part in a stream.
+/// Choice: a whole completion, or the next part of one in a stream.
 pub(super) struct Choice<'a> {
     pub(super) index: usize,
     pub(super) options: &'a ResponseOptions,
@@ -45,7 +45,7 @@ pub(super) struct Choice<'a> {
     pub(super) text: Option<(&'a TextAnswer, Sent)>,
 }
 
-/// Serializes a value. This cannot fail, because map keys are strings and numbers are finite.
+/// Serializes a value. Cannot fail, because all map keys are strings and all numbers are finite.
 pub(crate) fn json(answer: &impl Serialize) -> String {
     serde_json::to_string(answer).unwrap_or_default()
 }
@@ -149,7 +149,7 @@ impl Choice<'_> {
     }
 }
 
-/// Log-probabilities of a completion: four lists of equal length.
+/// Log-probabilities for a completion: four lists of equal length.
 struct CompletionLogprobs<'a>(&'a [Entry]);
 
 impl Serialize for CompletionLogprobs<'_> {
@@ -173,7 +173,7 @@ impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
     }
 }
 
-/// Most probable tokens plus the actual one, or null for the first token.
+/// Most probable tokens plus the token itself, or null for the first token.
 struct TopLogprobs<'a>(&'a Entry);
 
 impl Serialize for TopLogprobs<'_> {
@@ -187,7 +187,7 @@ impl Serialize for TopLogprobs<'_> {
     }
 }
 
-/// Log-probabilities of a chat reply: `{content: [{token, logprob, bytes, top_logprobs}]}`.
+/// Log-probabilities for a chat reply: `{content: [{token, logprob, bytes, top_logprobs}]}`.
 struct ChatLogprobs<'a>(&'a [Entry], &'a Pieces);
 
 impl Serialize for ChatLogprobs<'_> {

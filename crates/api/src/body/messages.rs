@@ -1,4 +1,4 @@
-//! Error messages about values: path, expected value and found value.
+//! Error messages for invalid values: the path, the expected value and the value found.
 
 use std::fmt::Display;
 
@@ -11,7 +11,7 @@ use crate::ApiError;
 /// Maximum number of characters that a message quotes from a value or name.
 const SHOWN_CHARS: usize = 40;
 
-/// Delimiter around the path that precedes the error message of an [`inner`] value.
+/// Delimiter around the path that precedes the error message for an [`inner`] value.
 pub(super) const INNER: char = '\u{1}';
 
 /// Error for an invalid value at `path`.
@@ -28,7 +28,7 @@ pub(super) fn located<'s>(
 ) -> (String, String) {
     for segment in segments {
         let mut value = "";
-        // Cannot fail: the value was parsed before.
+        // Cannot fail, because the value has already been parsed.
         let _ = walk(json, |key, found| match (key, segment) {
             (Key::Name(name), Segment::Map { key }) if name == key => value = found.get(),
             (Key::Index(found_at), Segment::Seq { index }) if found_at == *index => value = found.get(),
@@ -62,7 +62,7 @@ fn expected_and_found(error: &serde_json::Error, json: &str) -> String {
             format!("{message}, found {}", found(json))
         }
         Category::Data => message,
-        // The string itself has been tokenized, so the only possible error is an unpaired `\u` surrogate.
+        // The JSON string has already been scanned, so the only possible error is an unpaired `\u` surrogate.
         _ if json.starts_with('"') => format!("expected a string of Unicode characters, found {message}"),
         _ => format!("expected a valid value, found {}", found(json)),
     }

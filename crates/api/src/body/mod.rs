@@ -1,8 +1,8 @@
 //! Request bodies.
 //!
 //! [`fields!`] declares the fields of a body once, for parsing with serde and for the OpenAPI description.
-//! Values that no field reads are never built. A body therefore costs little more memory than its own bytes,
-//! at any nesting depth.
+//! Values that no field reads are skipped rather than built. A body therefore needs little more memory than
+//! its own bytes, at any nesting depth.
 
 mod messages;
 mod unknown;
@@ -30,7 +30,7 @@ use walk::{Key, walk};
 
 use crate::ApiError;
 
-/// Handling of a known field.
+/// Role of a known field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// The field is read.
@@ -51,7 +51,7 @@ pub(crate) struct Field {
     /// Description of the field.
     pub(crate) doc: String,
     pub(crate) is_required: bool,
-    /// Schema of the values in the OpenAPI description.
+    /// Schema for the values, in the OpenAPI description.
     pub(crate) schema: Value,
 }
 
@@ -196,7 +196,7 @@ fn or_null(mut schema: Value) -> Value {
     schema
 }
 
-/// Value in a body, together with its field.
+/// Value in a body and the field that it belongs to.
 #[derive(Debug, Clone, Copy)]
 struct Entry<'a> {
     field: &'static Field,
@@ -210,7 +210,7 @@ impl Entry<'_> {
     }
 }
 
-/// Known, non-null fields of a body.
+/// Known, non-null fields in a body.
 #[derive(Debug)]
 pub(crate) struct Body<'a> {
     given: Vec<Entry<'a>>,
@@ -293,7 +293,7 @@ impl<'a> Body<'a> {
         serde_path_to_error::deserialize(MapDeserializer::new(values)).map_err(|error| self.error(&error))
     }
 
-    /// Converts a deserialization error, including the path of the value.
+    /// Converts a deserialization error to an [`ApiError`] with the path of the invalid value.
     fn error(&self, error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
         let mut segments = error.path().iter();
         let field = match segments.next() {
@@ -309,17 +309,17 @@ impl<'a> Body<'a> {
         self.given.iter().find(|entry| entry.read_as() == field)
     }
 
-    /// Raw JSON of a field, if present.
+    /// Raw JSON value of a field, if present.
     pub(crate) fn json(&self, field: &str) -> Option<&'a str> {
         self.entry(field).map(|entry| entry.json.get())
     }
 
-    /// Name under which the body contains a field: the field's own name or an alias.
+    /// Name that the body uses for a field: the field's own name or an alias.
     pub(crate) fn name<'n>(&self, field: &'n str) -> &'n str {
         self.entry(field).map_or(field, |entry| entry.field.name)
     }
 
-    /// Error for an invalid value of a field.
+    /// Error for an invalid field value.
     pub(crate) fn wrong(&self, field: &str, expected: impl Display) -> ApiError {
         wrong_value(self.name(field), expected, found(self.json(field).unwrap_or_default()))
     }
@@ -334,7 +334,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Whether a value is null, false or empty, and therefore requests nothing.
+/// Whether a value is null, false or empty and therefore has no effect.
 fn is_empty(json: &str) -> bool {
     let written: String = json.chars().take(16).filter(|c| !c.is_ascii_whitespace()).collect();
     json == "\"\"" || ["null", "false", "[]", "{}"].contains(&written.as_str())

@@ -1,4 +1,4 @@
-//! Warnings in answers about unknown fields and about characters that the tokenizer drops.
+//! Response warnings about unknown fields and about characters that the tokenizer drops.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::ApiError;
 const MAX_NAMED: usize = 16;
 /// Maximum length in bytes of a name that is compared with the known names.
 const MAX_COMPARED_BYTES: usize = 64;
-/// Minimum similarity of a suggested name.
+/// Minimum similarity between an unknown name and a suggestion.
 ///
 /// `max_new_tokens` scores 0.71 against `max_tokens`, which is the intended field. `length_penalty` scores
 /// 0.64 against `repeat_penalty`, which is not.
@@ -21,7 +21,7 @@ const MIN_SIMILARITY: f64 = 0.7;
 /// Minimum number of letters in a name that counts as a prefix of another.
 const MIN_PREFIX_LETTERS: usize = 4;
 
-/// Ignored parts of a request: unknown fields, and characters without a token.
+/// Ignored parts of a request: unknown fields and characters that have no token.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, Endpoint, ServedModel, Work};
@@ -45,7 +45,7 @@ pub struct Warnings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Ignored {
     Field {
-        /// Path of the field, without control characters, because a log has one line per request.
+        /// Path of the field with control characters escaped, so that a log entry stays on one line.
         path: String,
         nearest: Option<String>,
     },
@@ -89,7 +89,7 @@ impl Warnings {
         }
     }
 
-    /// Adds the fields of a value and its nested objects that are missing from `schema`.
+    /// Adds the fields in a value and its nested objects that are missing from `schema`.
     pub(super) fn note_inner(&mut self, json: &str, schema: &Value, path: &str) {
         if !json.starts_with(['{', '[']) || !has_fields(schema) {
             return;
@@ -98,7 +98,7 @@ impl Warnings {
             self.note_inner(json, alternative, path);
         }
         let properties = schema["properties"].as_object();
-        // Cannot fail: the body was parsed before.
+        // Cannot fail, because the body has already been parsed.
         let _ = walk(json, |key, value| match (key, properties, schema.get("items")) {
             (Key::Index(index), _, Some(items)) => {
                 self.note_inner(value.get(), items, &format!("{path}[{index}]"));
@@ -115,13 +115,13 @@ impl Warnings {
         });
     }
 
-    /// Error for the first unknown field, for servers that reject them.
+    /// Error about the first unknown field, for servers that reject unknown fields.
     pub(crate) fn refusal(&self) -> Option<ApiError> {
         let Ignored::Field { path, nearest } = self.ignored.first()? else { return None };
         let message = match nearest {
             Some(nearest) => format!("unknown field `{path}`; did you mean `{nearest}`?"),
             None => {
-                format!("unknown field `{path}`; leave it out, because this server rejects unknown fields")
+                format!("unknown field `{path}`; remove it, because this server rejects unknown fields")
             }
         };
         Some(ApiError::invalid(message).with_param(path).with_code("unknown_parameter"))
@@ -184,7 +184,7 @@ fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<Strin
     near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, name)| name.to_owned())
 }
 
-/// Whether the schema of a value contains fields.
+/// Whether a value's schema describes fields.
 fn has_fields(schema: &Value) -> bool {
     let alternatives = schema["oneOf"].as_array();
     !schema["properties"].is_null()

@@ -1,4 +1,4 @@
-//! Types of field values; each defines its accepted JSON for error messages and OpenAPI.
+//! Types of field values; each defines the JSON that it accepts, for error messages and OpenAPI.
 
 use std::fmt::{self, Display};
 use std::marker::PhantomData;
@@ -12,10 +12,10 @@ use super::messages::{INNER, located};
 
 /// Value type with a schema in the OpenAPI description.
 pub(crate) trait Described {
-    /// Plural noun for the values in messages.
+    /// Plural noun for the values, used in error messages.
     const PLURAL: &'static str = "values";
 
-    /// JSON schema of the values.
+    /// JSON schema for the values.
     fn schema() -> Value;
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn number(json: &str) -> Option<f64> {
 
 /// Parses an integer; accepts `16.0` as 16, because some clients write integers that way.
 pub(crate) fn whole_number(json: &str) -> Option<i64> {
-    /// Bound up to which f64 represents every integer exactly.
+    /// Magnitude up to which f64 represents every integer exactly.
     const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
     json.parse().ok().or_else(|| {
         let number = number(json)?;
@@ -93,7 +93,7 @@ impl Described for Integer {
     }
 }
 
-/// 64-bit seed; a negative seed is equivalent to itself plus 2^64.
+/// 64-bit seed; a negative seed is equivalent to the seed plus 2^64.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Seed {
     /// Signed seed, as OpenAI's clients send it.

@@ -12,7 +12,7 @@ pub(super) enum Key<'k> {
     Index(usize),
 }
 
-/// Calls `take` with each key and value of an object or a list; other JSON is an error.
+/// Calls `take` with each key and value in an object or a list; any other JSON is an error.
 pub(super) fn walk<'a>(json: &'a str, take: impl FnMut(Key<'_>, &'a RawValue)) -> serde_json::Result<()> {
     let mut deserializer = serde_json::Deserializer::from_str(json);
     match json.starts_with('[') {

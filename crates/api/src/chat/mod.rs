@@ -20,7 +20,7 @@ use crate::options::{self, MAX_LOGPROBS, MAX_TOKENS, Options};
 use crate::prompts::{check_length, encode_piece, kept, lost_note, to_read, truncate};
 use crate::{ApiError, ServedModel, Warnings};
 
-/// Maximum number of messages in a conversation and of parts in a message; no context holds more.
+/// Maximum number of messages in a conversation and of parts in a message; exceeds any context.
 const MAX_MESSAGES: usize = 2048;
 /// Maximum length of a role or a speaker name, in bytes.
 const MAX_ROLE_BYTES: usize = 64;
@@ -30,7 +30,7 @@ fields! {
     ChatFields {
         /// Conversation of at least one message; the chat template turns it into a prompt.
         @required messages: Option<List<Message, MAX_MESSAGES>>,
-        /// Maximum number of new tokens; by default up to the end of the context.
+        /// Maximum number of new tokens; the default fills the context.
         max_tokens | max_completion_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
         /// Whether the log-probability of each token is returned.
         logprobs: bool = false,
@@ -93,7 +93,8 @@ fields! {
         /// The name of the speaker.
         name: Option<Text<MAX_ROLE_BYTES>>,
     }
-    // Clients send OpenAI's first three back with the next message; lm-evaluation-harness adds `type`.
+    // Clients copy the first three from OpenAI's replies into the conversation; lm-evaluation-harness
+// adds `type`.
     ignored ["refusal", "annotations", "audio", "type"]
 }
 
@@ -127,7 +128,7 @@ words! {
 fields! {
     /// Fields of a message part.
     PartFields {
-        /// The kind of the part.
+        /// The kind of part.
         @required r#type: Option<PartKind>,
         /// The text.
         @required text: Option<String>,
@@ -157,7 +158,7 @@ impl Described for Part {
 }
 
 impl ChatRequest {
-    /// Reads a body like [`CompletionRequest::parse`](crate::CompletionRequest::parse).
+    /// Parses a body, like [`CompletionRequest::parse`](crate::CompletionRequest::parse).
     ///
     /// # Errors
     /// Same as [`CompletionRequest::parse`](crate::CompletionRequest::parse).
@@ -169,7 +170,7 @@ impl ChatRequest {
         };
         let Count(top_logprobs) = fields.top_logprobs;
         if top_logprobs > 0 && !fields.logprobs {
-            let message = "top_logprobs: needs logprobs to be true";
+            let message = "top_logprobs: requires logprobs to be true";
             return Err(ApiError::invalid(message).with_param("top_logprobs"));
         }
         Ok(Self {
@@ -191,7 +192,7 @@ impl ChatRequest {
         supported_names(&FIELDS)
     }
 
-    /// Token ids of the rendered conversation, and a warning about a character without a token.
+    /// Token ids of the rendered conversation, and a warning if a character has no token.
     pub(crate) fn prompt(&self, served: &ServedModel) -> Result<(Vec<u32>, Option<String>), ApiError> {
         let unusable = |what: &String| {
             let message = format!(

@@ -1,4 +1,4 @@
-//! Chat templates in Jinja, rendered like in transformers.
+//! Jinja chat templates, rendered as in transformers.
 //!
 //! A checkpoint's template is an untrusted program, which `candle-gpt2-confined` parses and renders.
 
@@ -15,7 +15,7 @@ pub(crate) struct ChatTemplate {
     templates: Templates,
 }
 
-/// Variables of a template.
+/// Variables that a template can use.
 #[derive(Serialize)]
 struct Context<'a, M> {
     messages: &'a M,
@@ -25,7 +25,7 @@ struct Context<'a, M> {
 }
 
 impl ChatTemplate {
-    /// Parses a template in child processes running `program`, or in this process without one.
+    /// Parses a template in a child process that runs `program`, or in this process if there is none.
     ///
     /// The error describes the problem with the template.
     pub(crate) fn new(source: &str, program: Option<&WorkerProgram>) -> Result<Self, String> {
@@ -37,7 +37,7 @@ impl ChatTemplate {
         self.source.clone()
     }
 
-    /// Renders a conversation; the EOS and BOS names are passed to the template.
+    /// Renders a conversation; the template also receives the names of the EOS and BOS tokens.
     pub(super) fn render(
         &self,
         messages: &impl Serialize,

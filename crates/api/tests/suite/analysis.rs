@@ -1,4 +1,4 @@
-//! An analysis in pieces equals the analysis in one step, at any piece size.
+//! An analysis computed in pieces of any size equals the same analysis in one step.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn analysis_does_not_depend_on_the_piece_size() {
         tiny().model.scheduler(SchedulerOptions { max_texts: 1, kv_tokens: 64, chunk_tokens: 16 });
     let mut session = Session::new(tiny().model.clone(), served, scheduler.unwrap());
     let ids: Vec<u32> = (1..12).collect();
-    // Pieces of three tokens, plus pieces that process no tokens.
+    // The counts include pieces of three tokens and pieces that process no tokens.
     for (endpoint, body, pieces) in [
         (Endpoint::LookAttention, json!({ "prompt": ids, "layers": [1] }), 4),
         (Endpoint::LookHead, json!({ "prompt": ids, "layer": 1, "head": 2, "query": 7, "key": 3 }), 3),
@@ -82,7 +82,8 @@ fn analysis_does_not_depend_on_the_piece_size() {
         let expected = session.answer(work, || true).unwrap().unwrap();
         let (found, count) = in_pieces(Endpoint::LookLens, &body, 3);
         assert_same(&found, &serde_json::from_str(&expected.json).unwrap(), "");
-        // The text itself, then the last layer as the reference, then all layers including the embedding.
+        // Four pieces record the text, four compute the last layer as the reference, and four compute each
+        // layer, starting with the embedding.
         assert_eq!(count, 4 + 4 * (n_layer + 2), "{show}");
     }
 }
@@ -102,7 +103,7 @@ fn caller_can_cancel_an_analysis_or_a_completion() {
     }
 }
 
-/// Each cell holds the n-th largest latent of its layer and token, as computed by the dictionary.
+/// Each cell holds the n-th largest latent for a layer and token, as the dictionary computes it.
 ///
 /// A card contains the activations of one feature at every token.
 #[test]

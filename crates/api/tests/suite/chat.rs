@@ -97,7 +97,7 @@ fn unusable_template_disables_chat_but_not_completions() {
         assert_eq!((error.status(), error.code()), (400, Some("chat_template_unusable")), "{file}");
         assert_eq!(tested.complete(&json!({ "max_tokens": 1 }))["usage"]["completion_tokens"], 1);
     }
-    // A template named by the operator is checked at startup.
+    // A template that the operator supplies is checked at startup.
     let options = ApiOptions { chat_template: ChatTemplateChoice::Jinja("{% if %}".into()), ..options() };
     let error = ServedModel::new(&tiny().model, options).unwrap_err();
     assert!(error.to_string().starts_with("the chat template: syntax error"), "{error}");
@@ -219,7 +219,7 @@ fn invalid_messages_report_the_field() {
             "messages[0].content: expected a string or a list of parts, found 5",
         ),
         (json!({ "messages": part }), "messages[0].content[0].type: expected `text`, found \"image_url\""),
-        (json!({ "messages": hello(), "top_logprobs": 2 }), "top_logprobs: needs logprobs to be true"),
+        (json!({ "messages": hello(), "top_logprobs": 2 }), "top_logprobs: requires logprobs to be true"),
         (json!({ "messages": hello(), "logprobs": 2 }), "logprobs: expected true or false, found 2"),
         (
             json!({ "messages": hello(), "max_completion_tokens": -1 }),

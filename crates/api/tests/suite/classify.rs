@@ -1,4 +1,4 @@
-//! `/v1/classify` against transformers.
+//! Compares `/v1/classify` with transformers.
 //!
 //! `scripts/reference/heads.py` generated the checkpoints and the expected values.
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::common::{options, tiny};
 
-/// Tolerance for three blocks of f32 sums in a different order than PyTorch's.
+/// Tolerance for f32 sums over three blocks, which PyTorch adds up in a different order.
 const TOLERANCE: f64 = 1e-4;
 
 struct Served {
@@ -77,7 +77,7 @@ fn sequence_labels_match_transformers() {
             let names = &served.vocabulary.config().id2label;
             assert_eq!((&entry["index"], &entry["num_classes"]), (&json!(index), &json!(names.len())));
             assert_eq!(entry["label"], pipeline[0]["label"]);
-            // `probs` follows the order of label ids, `labels` the order of probabilities.
+            // `probs` is ordered by label id, `labels` by descending probability.
             for (rank, expected) in pipeline.iter().enumerate() {
                 let id = names.iter().position(|name| expected["label"] == json!(name)).unwrap();
                 assert_close(&entry["probs"][id], &expected["score"]);

@@ -1,4 +1,4 @@
-//! Served tiny checkpoint, and helpers that run requests to completion.
+//! Tiny checkpoint to serve, and helpers that run requests to completion.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +14,7 @@ use candle_gpt2_interpret::{Dictionary, DictionaryConfig};
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, pattern};
 use serde_json::{Value, json};
 
-/// Tolerance for `score`, which uses no cache and therefore adds f32 values in a different order.
+/// Tolerance for `score`, which adds f32 values in a different order because it uses no cache.
 pub(crate) const SCORE_TOLERANCE: f64 = 1e-5;
 
 /// Sizes of the tiny checkpoint and its transcoders.
@@ -22,7 +22,7 @@ const LAYERS: usize = 3;
 const WIDTH: usize = 28;
 pub(crate) const LATENTS: usize = 13;
 
-/// Model and served model under test.
+/// Model under test, and the served model built from it.
 pub(crate) struct Tested {
     pub(crate) model: LoadedModel,
     pub(crate) served: ServedModel,
@@ -154,7 +154,7 @@ impl Tested {
     }
 }
 
-/// Reply of an endpoint that needs no model step.
+/// Reply from an endpoint that needs no model step.
 pub(crate) fn reply(endpoint: Endpoint, body: &[u8]) -> Result<String, ApiError> {
     match tiny().served.read(endpoint, body, None)? {
         Work::Reply(reply) => Ok(reply.json),

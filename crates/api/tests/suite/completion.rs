@@ -49,7 +49,7 @@ fn choice_indices_continue_across_prompts() {
     for (index, choice) in choices.iter().enumerate() {
         assert_eq!(choice["prompt_token_ids"], json!(tiny().ids(["Wh", "the"][index / 2])));
     }
-    // Each completion samples from its own stream, as it would alone.
+    // Each completion samples from its own random stream, so other prompts do not change its text.
     assert_ne!(choices[0]["token_ids"], choices[1]["token_ids"]);
     let alone = tiny().complete(&json!({ "prompt": "Wh", "max_tokens": 5, "n": 2, "seed": 3 }));
     assert_eq!(alone["choices"][1]["text"], choices[1]["text"]);
@@ -75,7 +75,7 @@ fn greedy_choices_are_identical() {
 fn best_of_returns_the_completions_with_the_highest_mean() {
     let call = call(&json!({ "prompt": "x", "n": 2, "best_of": 4 })).unwrap();
     let mut answer = call.answer;
-    // The means are -2, -1, -3 and -1.5. By sum, the second would tie for last.
+    // The means are -2, -1, -3 and -1.5. If sums were compared, the second would tie for last.
     let texts = [("a", vec![-2.0]), ("b", vec![-1.0, -1.0, -1.0]), ("c", vec![-3.0]), ("d", vec![-1.5])];
     for (sequence, (text, numbers)) in texts.iter().enumerate() {
         for (index, number) in numbers.iter().enumerate() {
@@ -137,7 +137,7 @@ fn echo_without_new_tokens_scores_the_prompt() {
             "prompt_tokens": ids.len(), "completion_tokens": 0, "total_tokens": ids.len(),
         })
     );
-    // Token ids are echoed as their text.
+    // A prompt of token ids is echoed as text.
     let by_ids = tiny().complete(&json!({ "prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 3 }));
     assert_eq!(by_ids["choices"], response["choices"]);
 }
@@ -152,7 +152,7 @@ fn empty_prompt_becomes_a_bos_token_that_is_not_echoed() {
         assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), 2, "{prompt}");
         assert_eq!(choice["logprobs"]["text_offset"][0], 0);
         assert_eq!(response["usage"]["prompt_tokens"], 1);
-        // Written out in the prompt, the BOS token is echoed like any other token.
+        // A BOS token that the prompt spells out is echoed like any other token.
         let named = json!({ "prompt": "<|endoftext|>", "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 0 });
         let named = &tiny().complete(&named)["choices"][0];
         assert_eq!(
@@ -187,7 +187,7 @@ fn completions_conform_to_the_output_constraint() {
         let parsed: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert!(["x", "y"].contains(&parsed["a"].as_str().unwrap()), "{text}");
     }
-    // An empty schema allows any JSON and nothing else.
+    // An empty schema allows any JSON, but nothing that is not JSON.
     for body in [
         json!({ "guided_json": {} }),
         json!({ "json_schema": {} }),
@@ -256,7 +256,7 @@ fn rejected_prompts_are_named_by_their_request_path() {
     assert_eq!(named(call, 0).as_deref(), Some("messages"));
 }
 
-/// huggingface/tokenizers#1996: an added token has the same text in every field of an answer.
+/// huggingface/tokenizers#1996: an added token has the same text in every response field.
 #[test]
 fn added_token_has_the_same_text_in_every_field() {
     for token in ["für", "kuća", "ĠĠ", "中文"] {
@@ -278,10 +278,10 @@ fn added_token_has_the_same_text_in_every_field() {
     }
 }
 
-/// An echo contains the whole of a character that starts in the prompt and ends in the completion.
+/// A character that starts in the prompt and ends in the completion is echoed whole.
 #[test]
 fn echo_joins_a_character_split_between_prompt_and_text() {
-    // `⁄` consists of the bytes of tokens 159, 224 and 227.
+    // Tokens 159, 224 and 227 are the three bytes of `⁄`.
     for (prompt, next, text, offset) in [
         (json!([65, 159, 224]), json!([227]), "a⁄", 1),
         (json!([65, 159]), json!([224]), "a\u{FFFD}", 1),
@@ -302,7 +302,7 @@ fn echo_joins_a_character_split_between_prompt_and_text() {
     assert_eq!(tiny().complete(&no_new_tokens)["choices"][0]["text"], "a\u{FFFD}");
 }
 
-/// Exclusions of different options are combined; if no token remains, the error names the options.
+/// Several options exclude tokens together; if none remains, the error names these options.
 #[test]
 fn conflicting_options_are_rejected() {
     for (options, named) in [

@@ -1,4 +1,4 @@
-//! Accepted values and effects of every request field.
+//! Accepted values for every request field, and the effects of each field.
 
 use candle_gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, ServedModel};
 use candle_gpt2_generation::GenerationConfig;
@@ -37,7 +37,7 @@ fn empty_request_uses_the_default_config() {
     );
 }
 
-/// Omitted fields default to the checkpoint's file, same as in `gpt2 generate`.
+/// Omitted fields default to the values in the checkpoint's file, as in `gpt2 generate`.
 ///
 /// With `use_generation_config: false`, the file has no effect.
 #[test]
@@ -140,7 +140,7 @@ fn boundary_values_are_accepted() {
     assert_eq!(parsed("frequency_penalty", json!(2)).frequency_penalty, 2.0);
     assert_eq!(parsed("repeat_penalty", json!(1.3)).repetition_penalty, 1.3);
     assert_eq!(parsed("no_repeat_ngram_size", json!(3)).no_repeat_ngram_size, 3);
-    // Fields defined only by the option table.
+    // Fields that only the option table defines.
     assert_eq!(parsed("encoder_no_repeat_ngram_size", json!(2)).encoder_no_repeat_ngram_size, 2);
     assert_eq!(parsed("encoder_repetition_penalty", json!(1.5)).encoder_repetition_penalty, 1.5);
     assert_eq!(parsed("seed", json!(i64::MIN)).seed, 1 << 63);
@@ -163,7 +163,7 @@ fn zero_temperature_or_top_p_is_greedy() {
     for (name, value) in [("temperature", json!(0)), ("temperature", json!(1e-9)), ("top_p", json!(0))] {
         let found = config(&with(name, value));
         assert!(!found.do_sample, "{name}");
-        // All completions are equal, so one is generated.
+        // All completions would be identical, so only one is generated.
         let mut body = with(name, json!(0));
         body["n"] = json!(3);
         assert_eq!(config(&body).num_return_sequences, 1, "{name}");
@@ -271,7 +271,7 @@ fn context_overflow_is_rejected_with_token_counts() {
         "type": "invalid_request_error", "param": "prompt[1]", "code": "context_length_exceeded",
     } });
     assert_eq!(serde_json::from_str::<Value>(&found.to_json()).unwrap(), expected);
-    // A text of a million characters is rejected because of its length alone.
+    // A text of a million characters is rejected for its length, before it is tokenized.
     let found = error(&json!({ "prompt": "a".repeat(1_000_000), "max_tokens": 1 }));
     assert_eq!(found.code(), Some("context_length_exceeded"));
     assert!(
@@ -298,11 +298,11 @@ fn truncation_keeps_the_end_of_the_prompt() {
     assert_eq!(prompt(&body), ids[ids.len() - 5..]);
 }
 
-/// Only the end of a long prompt is encoded; in a text of words, its tokens match the whole text's.
+/// Only the end of a long text is encoded; if the text has words, the last tokens stay the same.
 #[test]
 fn truncation_handles_prompts_of_any_length() {
     let prompt = |body: &Value| call(body).unwrap().requests[0].prompt.clone();
-    // Multi-byte characters, so the last MiB begins inside a character.
+    // The multi-byte characters and offsets make the last MiB begin inside a character.
     for (number, word) in ["wörd ", "the sea ", "中\n"].into_iter().enumerate() {
         let text = format!("{}{}, the end.", "x".repeat(number), word.repeat(1_200_000 / word.len()));
         let ids = tiny().ids(&text);
@@ -325,7 +325,7 @@ fn model_field_accepts_only_known_names() {
     }
     let found = error(&json!({ "model": "../../etc/passwd" }));
     assert_eq!((found.status(), found.code(), found.param()), (404, Some("model_not_found"), Some("model")));
-    assert_eq!(found.to_string(), "model not found; this server has `tiny`");
+    assert_eq!(found.to_string(), "model not found; this server serves `tiny`");
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn seed_streams_and_cache_reuse_follow_the_request() {
         assert_eq!((request.logprobs, request.prompt_logprobs), (Some(2), Some(2)));
         assert_eq!((request.config.seed, request.config.num_return_sequences), (7, 3));
     }
-    // Ranking by `best_of` needs log-probabilities, whether or not they are reported.
+    // Ranking `best_of` candidates needs log-probabilities, even if the response omits them.
     assert_eq!(call(&json!({ "n": 2, "best_of": 3 })).unwrap().requests[0].logprobs, Some(0));
     let reuse = |body: &Value, caller| {
         let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();

@@ -204,7 +204,7 @@ fn oversized_prompts_are_rejected_before_tokenization() {
     assert_eq!(found.code(), Some("context_length_exceeded"));
 }
 
-/// GPT-2's tokenizer can be applied word by word, which bounds its memory.
+/// GPT-2's tokenizer can encode word by word, which bounds its memory.
 ///
 /// A tokenizer that adds a space before each text cannot, so long texts are rejected.
 #[test]
@@ -284,7 +284,7 @@ fn other_routes_reject_malformed_bodies() {
     }
 }
 
-/// A tokenizer with tokens beyond the model's vocabulary is a checkpoint error, not a server error.
+/// Token ids beyond the model's vocabulary are reported as a checkpoint error, not a server error.
 #[test]
 fn tokenizer_ids_beyond_the_vocabulary_are_rejected() {
     let folder = CheckpointFolder::tiny();
@@ -308,7 +308,7 @@ fn tokenizer_ids_beyond_the_vocabulary_are_rejected() {
     }
 }
 
-/// huggingface/tokenizers drops characters without a token; the answer contains a warning.
+/// huggingface/tokenizers drops characters that have no token; the response contains a warning.
 #[test]
 fn characters_without_a_token_cause_a_warning() {
     let json = tokenizer_json(&json!({ "type": "Fuse" }), &["</s>", "a", "b", " "], &[]);

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Tested, call, error, options, tiny, tiny_with};
 
-/// Tolerance for log-probabilities computed from the same hidden states in differently shaped products.
+/// Tolerance for log-probabilities that differently shaped products compute from the same input.
 const SAME_LOGPROBS: f64 = 1e-4;
 
 fn width() -> usize {
@@ -33,7 +33,7 @@ fn direction(seed: u64) -> Vec<f64> {
     values(&pattern(&[width()], 3.0, seed))
 }
 
-/// First choice of a completion.
+/// First choice in a completion response.
 fn choice(body: &Value) -> Value {
     tiny().complete(body)["choices"][0].take()
 }
@@ -42,7 +42,7 @@ fn floats(data: &Value) -> Vec<f64> {
     data.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
 }
 
-/// Answer of `/v1/activations` to a body.
+/// Answer from `/v1/activations` for a body.
 fn activations(served: &ServedModel, body: &Value) -> Result<Answer, ApiError> {
     match served.read(Endpoint::Activations, body.to_string().as_bytes(), None)? {
         Work::Texts(call) => Ok(tiny().run(call)?.0),
@@ -54,9 +54,9 @@ fn shown(body: &Value) -> Value {
     serde_json::from_str(&activations(&tiny().served, body).unwrap().into_response()).unwrap()
 }
 
-/// The hidden states of the last block reproduce the log-probabilities in the same answer.
+/// The last block's hidden states reproduce the log-probabilities in the same response.
 ///
-/// This holds for prompt and completion, with and without steering.
+/// This holds for the prompt and the completion, with and without steering.
 #[test]
 fn last_hidden_states_reproduce_the_logprobs() {
     let (model, prompt) = (tiny().model.model(), [5, 6, 7, 130, 200]);
@@ -91,7 +91,7 @@ fn last_hidden_states_reproduce_the_logprobs() {
     }
 }
 
-/// A scale of 0, an empty steering list and recording leave every byte unchanged.
+/// Recording, an empty steering list and a scale of 0 leave every byte of the response unchanged.
 #[test]
 fn recording_and_zero_scale_do_not_change_the_text() {
     let body = |extra: Value| {
@@ -121,7 +121,7 @@ fn recording_and_zero_scale_do_not_change_the_text() {
     assert_eq!(recorded, plain);
 }
 
-/// Adding a vector at `hook_resid_post` equals `--control-vector`.
+/// Adding a vector at `hook_resid_post` has the same effect as `--control-vector`.
 #[test]
 fn steering_matches_a_control_vector() {
     let (vector, scale) = (pattern(&[width()], 3.0, 4), 0.75);
@@ -142,7 +142,7 @@ fn steering_matches_a_control_vector() {
     assert_ne!(tiny().complete(&body)["choices"], expected);
 }
 
-/// Sixteen concurrent clients, one steered and one recorded, get the same answers as alone.
+/// Sixteen concurrent clients, one steered and one recorded, get the same responses as alone.
 #[test]
 fn concurrent_clients_get_the_same_answers_as_alone() {
     let bodies: Vec<Value> = (0..16)
@@ -185,7 +185,7 @@ fn concurrent_clients_get_the_same_answers_as_alone() {
     }
 }
 
-/// Positions selected from any part have the same values as in the whole sequence.
+/// Positions selected from a part of the sequence have the same values as in the whole sequence.
 #[test]
 fn positions_select_tokens_of_the_sequence() {
     let prompt = [5, 6, 7, 130];
@@ -220,7 +220,7 @@ fn positions_select_tokens_of_the_sequence() {
     }
 }
 
-/// Every hook point has TransformerLens' shape without the batch; both encodings have the same bits.
+/// Values have TransformerLens' shape without the batch axis, and both encodings agree bitwise.
 #[test]
 fn every_hook_point_has_the_same_bits_in_both_encodings() {
     let body = |format: Value| {
@@ -253,14 +253,14 @@ fn every_hook_point_has_the_same_bits_in_both_encodings() {
                     assert_eq!((listed as f32).to_bits(), number.to_bits());
                     assert!((number - expected).abs() < 2e-4, "{site}: {number} for {expected}");
                 }
-                // Attention scores hidden by the mask.
+                // JSON has null for the attention scores that the mask hides.
                 None => assert_eq!((number, expected), (f32::NEG_INFINITY, f32::NEG_INFINITY), "{site}"),
             }
         }
     }
 }
 
-/// Each completion has its own activations; copies of a greedy completion share them.
+/// Each completion has its own activations; copies of a greedy completion share one set.
 #[test]
 fn each_choice_has_its_own_activations() {
     for (temperature, best_of) in [(0.0, 3), (1.5, 3), (1.5, 5)] {
@@ -291,7 +291,7 @@ fn each_choice_has_its_own_activations() {
     }
 }
 
-/// Streams send activations once per choice, in the last chunk; chat responses contain them too.
+/// A stream sends each choice's activations once, in the last chunk; chat responses have them too.
 #[test]
 fn streams_send_activations_in_the_last_chunk() {
     let activations = json!({ "sites": ["resid_post0"], "positions": "all", "of": "both" });
@@ -330,7 +330,7 @@ fn streams_send_activations_in_the_last_chunk() {
     assert!(choice["message"]["content"].is_string() && choice["activations_info"]["token_ids"].is_array());
 }
 
-/// `/v1/activations` returns the same values as a completion, and its file has the same bits.
+/// `/v1/activations` returns the same values as a completion, and its file stores the same bits.
 #[test]
 fn activations_route_matches_a_completion() {
     let wanted = json!({ "sites": ["resid_post", "pattern1"], "positions": "all" });
@@ -401,7 +401,7 @@ fn safetensors_file_contains_the_warnings() {
         let mut body = json!({ "prompt": [5, 6], "sites": ["resid_post0"] });
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         let file = activations(&tiny().served, &body).unwrap().into_safetensors().unwrap();
-        // Eight bytes of length precede the header.
+        // The first eight bytes are the header's length.
         let length = usize::try_from(u64::from_le_bytes(*file.first_chunk().unwrap())).unwrap();
         let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
         (header["__metadata__"]["warnings"].clone(), shown(&body)["warnings"].clone())
@@ -456,7 +456,7 @@ fn dictionary_feature_steers_along_its_direction() {
     };
     assert_eq!(
         refused(json!({ "dictionary": "res8", "feature": 2 })),
-        "steering[0].dictionary: unknown dictionary; this server has `mlp1` or `res1`"
+        "steering[0].dictionary: unknown dictionary; expected `mlp1` or `res1`"
     );
     assert_eq!(
         refused(json!({ "dictionary": "res1", "feature": 3 })),
@@ -472,7 +472,7 @@ fn dictionary_feature_steers_along_its_direction() {
     );
     assert_eq!(
         refused(json!({ "dictionary": "res1", "feature": 1, "site": site })),
-        "steering[0].site: cannot be combined with a dictionary feature; leave out one of them"
+        "steering[0].site: cannot be combined with a dictionary feature; set only one of the two"
     );
 }
 
@@ -547,7 +547,7 @@ fn invalid_requests_report_the_field() {
         ),
         (
             steering("resid_pre", json!(vector)),
-            "steering[0].site: every block has `resid_pre`; specify one of them, such as `blocks.0.hook_resid_pre`".into(),
+            "steering[0].site: every block has a hook point `resid_pre`; choose one of them, such as `blocks.0.hook_resid_pre`".into(),
         ),
         (
             steering("resid_pre9", json!(vector)),
@@ -613,7 +613,7 @@ fn overflowing_activations_name_the_hook_point() {
             (error.status(), error.param(), error.to_string()),
             (400, Some("steering"), expected.to_owned())
         );
-        // Every requested value is finite here.
+        // Steering overflows only after this hook point, whose values are all finite.
         body["sites"] = json!(["blocks.0.hook_resid_post"]);
         assert!(activations(&tiny().served, &body).is_ok());
         let shown = json!({ "sites": sites, "positions": "all", "encoding_format": format });

@@ -1,4 +1,4 @@
-//! Requests of lm-evaluation-harness 0.4 (`local-completions`), with answers parsed the same way.
+//! Requests from lm-evaluation-harness 0.4 (`local-completions`), and its parsing of responses.
 //!
 //! Source: `lm_eval/models/openai_completions.py`, `parse_logprobs`.
 

@@ -1,11 +1,11 @@
-//! Log-probabilities in answers: token names, values and offsets.
+//! Log-probabilities in responses: token names, values and offsets.
 
 use candle_gpt2_generation::StopReason;
 use serde_json::{Value, json};
 
 use crate::common::{begun, call, logprobs, tiny, token};
 
-/// Token ids of a text's bytes, one token per byte.
+/// Token ids for a text's bytes, one token per byte.
 fn bytes(text: &str) -> Vec<u32> {
     let tokenizer = tiny().model.vocabulary().tokenizer().unwrap();
     let single_byte_token = |byte: u8| {
@@ -16,7 +16,7 @@ fn bytes(text: &str) -> Vec<u32> {
     text.bytes().map(single_byte_token).collect()
 }
 
-/// First choice of the response if the model generates these tokens, each with its completed text.
+/// First choice of the response if the model generates these tokens and the texts they complete.
 fn first_choice(body: &Value, prompt: usize, tokens: &[(u32, &str)]) -> Value {
     let call = call(body).unwrap();
     let mut answer = call.answer;
@@ -31,7 +31,7 @@ fn first_choice(body: &Value, prompt: usize, tokens: &[(u32, &str)]) -> Value {
 
 #[test]
 fn partial_characters_are_shown_as_bytes_at_one_offset() {
-    // Each token is one byte: é has two, 中 three, 😀 four.
+    // Each token is one byte: é has two bytes, 中 three and 😀 four.
     let text = "aé中😀b";
     let ids = bytes(text);
     let shown = ["a", "", "é", "", "", "中", "", "", "", "😀", "b"];
@@ -55,7 +55,7 @@ fn partial_characters_are_shown_as_bytes_at_one_offset() {
             "b"
         ])
     );
-    // The prompt comes first and has one character.
+    // Offsets start at 1, because the prompt has one character.
     assert_eq!(listed["text_offset"], json!([1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5]));
     assert_eq!(listed["top_logprobs"][1], json!({ "bytes:\\xc3": -0.5 }));
 }

@@ -1,4 +1,4 @@
-//! Tests of the API without a network.
+//! Tests the API without a network.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -1,4 +1,4 @@
-//! Compares the OpenAPI description, generated from routes and fields, with the served API.
+//! Compares the OpenAPI description, generated from routes and fields, with actual responses.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -47,7 +47,7 @@ fn described_ranges_match_the_parser() {
     let description = description();
     let properties = &description["components"]["schemas"]["CompletionRequest"]["properties"];
     for (name, schema) in properties.as_object().unwrap() {
-        // Values within the range are accepted and values outside are rejected.
+        // The bound itself is accepted, and the next value outside the range is rejected.
         for (bound, beyond) in [("minimum", -1.0), ("maximum", 1.0)] {
             let Some(number) = schema[bound].as_f64() else { continue };
             let parse = |number: f64| {
@@ -142,7 +142,7 @@ fn described_paths(schema: &Value, at: &str, paths: &mut BTreeSet<String>) {
     }
 }
 
-/// All answers of an endpoint to bodies that request every optional part.
+/// Responses of an endpoint to bodies that together request every optional part.
 fn answers(endpoint: Endpoint) -> Vec<Value> {
     let answer = |mut session: Session, body: &Value| -> Value {
         let work = session.served().read(endpoint, body.to_string().as_bytes(), None).unwrap();

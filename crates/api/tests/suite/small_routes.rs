@@ -1,4 +1,4 @@
-//! Tokenizer and model routes, and the server's information about itself.
+//! Tokenizer and model routes, and routes that describe the server.
 
 use candle_gpt2_api::{Endpoint, model};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ fn tokenize_accepts_every_dialect() {
     assert_eq!(tokens(&json!({ "content": "the é word" })), plain);
     assert_eq!(tokens(&json!({ "prompt": "the é word", "add_special_tokens": false })), plain);
     assert_eq!(tokens(&json!({ "model": "tiny", "prompt": "the é word", "unknown": null })), plain);
-    // lm-evaluation-harness reads the first token of this result.
+    // lm-evaluation-harness reads the first token of this response.
     assert_eq!(
         tokens(&json!({ "prompt": "<|endoftext|>", "add_special_tokens": false }))["tokens"],
         json!([0])

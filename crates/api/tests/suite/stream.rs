@@ -1,4 +1,4 @@
-//! Streams, whose joined chunks must equal the complete response.
+//! Streamed responses, whose joined chunks must equal the complete response.
 
 use candle_gpt2_generation::StopReason;
 use serde_json::{Map, Value, json};
@@ -128,7 +128,7 @@ fn partial_characters_are_held_back_with_their_tokens() {
     let lengths = [&chunk, &last]
         .map(|chunk| chunk["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().len());
     assert_eq!((chunks.len(), lengths.iter().sum::<usize>()), (1, 3), "each token once");
-    // Without log-probabilities, half a character produces no chunk.
+    // If no log-probabilities are requested, half a character produces no chunk.
     let mut answer = call(&json!({ "prompt": "x", "stream": true })).unwrap().answer;
     assert_eq!(answer.handle_event(0, token(first, "", None, None)).unwrap(), Vec::<String>::new());
     assert_eq!(answer.last_chunks(), Vec::<String>::new());

@@ -1,4 +1,4 @@
-//! Unknown fields: answers warn about them, strict servers reject them.
+//! Unknown fields: responses warn about them, and strict servers reject them.
 
 use std::fs;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ fn unknown_nested_fields_are_reported_by_path() {
     assert_eq!(found, expected);
 }
 
-/// Clients that send these fields would otherwise see a warning in each answer.
+/// OpenAI clients send these fields by themselves, so users could not avoid a warning.
 #[test]
 fn fields_of_openai_clients_cause_no_warning() {
     for name in [
@@ -191,7 +191,7 @@ fn every_route_warns_or_rejects_in_strict_mode() {
     assert_eq!(error.param(), Some("messages[0].nam"));
 }
 
-/// Answers and log lines stay short and on one line for any body.
+/// Warnings stay short and on one line, whatever the body contains.
 #[test]
 fn warnings_for_a_hostile_body_are_bounded() {
     let mut body = json!({ "prompt": "a" });

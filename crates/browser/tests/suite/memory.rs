@@ -1,4 +1,4 @@
-//! Tests memory estimates, and errors for models that do not fit into a page's memory.
+//! Tests memory estimates and the errors for models that do not fit into a page's memory.
 
 use std::io;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl ReadAt for Beginning {
     }
 }
 
-/// Opens a published f32 checkpoint that consists of its header, followed by zeros.
+/// Opens a checkpoint with a published model's shapes, in f32 and with all weights 0.
 fn opened(preset: &str) -> Checkpoint {
     let config = Gpt2Config::preset(preset).unwrap();
     let (mut header, mut end) = (Map::new(), 0_u64);
@@ -54,11 +54,11 @@ fn held_in(dtype: Option<WeightDType>) -> ModelOptions {
 }
 
 #[test]
-fn a_model_that_does_not_fit_is_rejected_with_the_figures() {
+fn model_larger_than_the_memory_is_rejected_with_both_sizes() {
     let (small, xl) = (opened("gpt2"), opened("gpt2-xl"));
     let in_type = |checkpoint: &Checkpoint, dtype| memory(checkpoint, &held_in(dtype)).unwrap();
-    // 124 million parameters of four bytes, and 2 · 1024 tokens of 2 · 12 · 768 numbers. The rest, up to 100
-    // MiB, is for computed values.
+    // 124 million parameters of four bytes each, and 2 · 1024 tokens with 2 · 12 · 768 numbers of four bytes
+    // each. The rest, up to 100 MiB, is for computed values.
     let (weights, kv) = (124_439_808 * 4, 2 * 1024 * 2 * 12 * 768 * 4);
     let f32 = in_type(&small, Some(WeightDType::F32));
     assert!((weights + kv..weights + kv + (100 << 20)).contains(&f32), "{f32}");
@@ -71,7 +71,7 @@ fn a_model_that_does_not_fit_is_rejected_with_the_figures() {
     for dtype in [None, Some(WeightDType::F32)] {
         let error = check_memory(&xl, &held_in(dtype)).unwrap_err();
         let message = error.to_string();
-        // Six of the 7.6 GB are for the weights.
+        // The weights alone need six of the 7.6 GB.
         let figures = "this model needs 7.6 GB of memory, but a page has at most 4.3 GB; it fits in f16 (";
         assert!(error.is_usage() && message.starts_with(figures), "{message}");
         assert!(message.contains("q8 (") && message.contains("q4 ("), "{message}");

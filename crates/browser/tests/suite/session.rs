@@ -1,4 +1,4 @@
-//! Tests that a session answers like the library.
+//! Tests that a session's answers equal the library's.
 
 use candle_gpt2_browser::Session;
 use candle_gpt2_engine::{
@@ -18,7 +18,7 @@ const VOCABULARY: usize = 4096;
 const NOW: u64 = 1_700_000_000;
 const PROMPT: &str = "One day, Mia and Tom went to the";
 
-/// Loads the built-in model in f32, because products in q8 depend on the number of rows.
+/// Loads the built-in model in f32, because q8 products depend on the number of rows.
 fn built_in() -> LoadedModel {
     let dtype = Some(WeightDType::F32);
     let options = ModelOptions { device: DeviceChoice::Cpu, dtype, ..ModelOptions::default() };
@@ -54,7 +54,7 @@ fn text(chunks: &[Value]) -> String {
 }
 
 #[test]
-fn texts_are_those_of_the_library() {
+fn texts_match_the_library() {
     let (model, session) = (built_in(), session());
     let ids = model.vocabulary().encode(PROMPT).unwrap();
     let start = GenerationConfig {
@@ -86,9 +86,9 @@ fn texts_are_those_of_the_library() {
     }
 }
 
-/// Checks that a resumed completion, which reuses computed prefixes, has the same tokens.
+/// Checks that a resumed completion has the same tokens, whether or not a prefix is reused.
 #[test]
-fn a_text_that_goes_on_is_the_text_that_was_written_at_once() {
+fn continued_text_matches_an_uninterrupted_one() {
     let session = session();
     let ids = |chunks: &[Value]| -> Vec<u64> {
         let told =
@@ -108,7 +108,7 @@ fn a_text_that_goes_on_is_the_text_that_was_written_at_once() {
 }
 
 #[test]
-fn a_text_ends_where_another_begins_or_nobody_reads_it() {
+fn generation_stops_at_a_new_request_or_without_a_reader() {
     let session = session();
     let body = json!({ "prompt": PROMPT, "max_tokens": 30, "temperature": 0, "stream": true }).to_string();
     let start = || session.start("v1/completions", body.as_bytes()).unwrap();
@@ -130,7 +130,7 @@ fn a_text_ends_where_another_begins_or_nobody_reads_it() {
 }
 
 #[test]
-fn several_texts_come_as_they_are_asked_for() {
+fn several_completions_stream_on_request() {
     let session = session();
     let body = json!({ "prompt": [PROMPT, "One day"], "n": 2, "max_tokens": 6, "seed": 4, "temperature": 1, "stream_options": null });
     let whole = ask(&session, "v1/completions", &body);
@@ -148,7 +148,7 @@ fn several_texts_come_as_they_are_asked_for() {
 }
 
 #[test]
-fn looks_are_those_of_the_library() {
+fn looks_match_the_library() {
     let (model, session) = (built_in(), session());
     let ids = model.vocabulary().encode(PROMPT).unwrap();
     let reader = Reader::without_bos(model.vocabulary());
@@ -174,9 +174,9 @@ fn looks_are_those_of_the_library() {
     assert_eq!(answer, serde_json::to_string(&steps).unwrap());
 }
 
-/// Checks that transcoders can be set later, and that those of another model are rejected.
+/// Checks that transcoders can be set later, and that transcoders for another model are rejected.
 #[test]
-fn features_and_graphs_are_those_of_the_transcoders_that_are_given() {
+fn features_and_graphs_use_the_given_transcoders() {
     let session = session();
     let body = json!({ "prompt": PROMPT });
     for path in ["look/features", "look/graph"] {
@@ -233,9 +233,9 @@ fn activations_match_the_library() {
     assert_eq!(session.activations(&[], "hook_embed").unwrap_err().status(), 400);
 }
 
-/// Checks that the displayed distribution is the one that completions are sampled from.
+/// Checks that `look/next` returns the distribution that completions are sampled from.
 #[test]
-fn what_may_follow_is_what_texts_are_drawn_from() {
+fn next_token_probabilities_match_sampled_texts() {
     let session = session();
     let settings = json!({ "prompt": PROMPT, "temperature": 1.5, "top_k": 6, "top_p": 0.9, "min_p": 0, "logit_bias": { "300": -100 } });
     let with = |more: Value| {
@@ -252,7 +252,7 @@ fn what_may_follow_is_what_texts_are_drawn_from() {
     let sum: f64 = kept.iter().filter_map(|token| token["probability"].as_f64()).sum();
     assert!((sum - 1.0).abs() < 1e-12, "{sum}");
     assert!(tokens.is_sorted_by(|a, b| a["logit"].as_f64() >= b["logit"].as_f64()));
-    // Tokens have the same form as in completions: their text, or escaped bytes if they are invalid UTF-8.
+    // Tokens look the same as in completions: their text, or escaped bytes if that is invalid UTF-8.
     let is_byte = |text: &str| text.starts_with("bytes:\\x");
     for token in tokens {
         let (id, text) = (token["id"].as_u64().unwrap(), token["token"].as_str().unwrap());
@@ -282,7 +282,7 @@ fn what_may_follow_is_what_texts_are_drawn_from() {
     for token in &kept {
         let (id, probability) = (token["id"].as_u64().unwrap(), token["probability"].as_f64().unwrap());
         let share = counts.remove(&id).unwrap_or(0) as f64 / DRAWS as f64;
-        // Four standard deviations of a sampled fraction.
+        // Four standard deviations of the sampled fraction.
         let most = 4.0 * (probability * (1.0 - probability) / DRAWS as f64).sqrt();
         assert!((share - probability).abs() <= most, "{token}: drawn {share}");
     }
@@ -297,9 +297,9 @@ fn what_may_follow_is_what_texts_are_drawn_from() {
     assert_eq!((greedy["kept"].as_u64(), chosen), (Some(1), vec![1.0, 0.0]));
 }
 
-/// Covers different earlier requests at different positions.
+/// Checks `look/next` after earlier requests for other texts and positions.
 #[test]
-fn what_may_follow_does_not_depend_on_what_was_asked_before() {
+fn next_token_probabilities_do_not_depend_on_earlier_requests() {
     let (model, used) = (built_in(), session());
     let ids = model.vocabulary().encode(&format!("{PROMPT} park. Tom had a red ball.")).unwrap();
     let mut other = ids.clone();
@@ -333,7 +333,7 @@ fn what_may_follow_does_not_depend_on_what_was_asked_before() {
 }
 
 #[test]
-fn tokens_and_names_are_told() {
+fn tokens_and_names_are_reported() {
     let session = session();
     let tokens = ask(&session, "tokenize", &json!({ "content": PROMPT }));
     let ids: Vec<u32> = serde_json::from_value(tokens["tokens"].clone()).unwrap();
@@ -345,7 +345,7 @@ fn tokens_and_names_are_told() {
 }
 
 #[test]
-fn what_cannot_be_answered_says_why() {
+fn unanswerable_requests_name_the_reason() {
     let session = session();
     let long = "ball ".repeat(600);
     for (path, body, status, expected) in [
@@ -386,11 +386,11 @@ fn what_cannot_be_answered_says_why() {
     );
 }
 
-/// Checks that a completion ends at the context, as in the program.
+/// Checks that a completion ends when the context is full, as in the program.
 ///
-/// The last sampled token is not passed to the model.
+/// The last sampled token does not need a position, because the model never reads it.
 #[test]
-fn a_text_ends_at_the_context() {
+fn text_ends_at_the_context_length() {
     let (model, session) = (built_in(), session());
     let context = model.config().n_positions;
     let ids: Vec<u32> = (0..).map(|n| n * 7 % 900 + 20).take(context).collect();
@@ -420,11 +420,11 @@ fn a_text_ends_at_the_context() {
 
 /// Checks that callers see internal errors, because they own the model.
 #[test]
-fn what_goes_wrong_inside_is_told() {
+fn internal_errors_are_reported() {
     let folder = CheckpointFolder::tiny();
     let weights = folder.file("model.safetensors");
     let mut bytes = std::fs::read(&weights).unwrap();
-    // The last four bytes of the file belong to a weight.
+    // The file ends with the four bytes of a weight.
     let end = bytes.len();
     bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
     std::fs::write(&weights, bytes).unwrap();
@@ -436,12 +436,12 @@ fn what_goes_wrong_inside_is_told() {
     assert!(error.cause().unwrap().contains("not finite"), "{error:?}");
 }
 
-/// Checks that a model without a tokenizer accepts ids, and that text is an error.
+/// Checks that a model without a tokenizer accepts token ids and rejects text.
 #[test]
-fn a_model_without_a_tokenizer_takes_ids() {
+fn model_without_a_tokenizer_takes_ids() {
     let folder = CheckpointFolder::tiny();
     for name in ["tokenizer.json", "vocab.json", "merges.txt"] {
-        // Only some of these files exist.
+        // Fails for the files that do not exist.
         _ = std::fs::remove_file(folder.file(name));
     }
     let model = folder.file("config.json").parent().unwrap().to_owned();

@@ -1,8 +1,8 @@
-//! Jinja engine with the settings of a style.
+//! Jinja engine with a style's settings.
 //!
-//! Steps, the depth of macros and loops, and the output size are bounded. The nesting of values is not.
-//! Values nested a hundred thousand levels deep, or values that contain themselves, overflow the stack when
-//! dropped or printed.
+//! Steps, the depth of macros and loops, and the output size are limited. The nesting of values is not.
+//! Values that are nested a hundred thousand levels deep, or that contain themselves, overflow the stack
+//! when dropped or printed.
 
 use std::io::{self, Write};
 
@@ -13,16 +13,16 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::style::Style;
 
-/// Fuel for a chat template: one unit for each instruction or 64 bytes of generated data.
+/// Fuel for a chat template; each instruction and each 64 bytes of generated data use one unit.
 ///
 /// A conversation that fills the context uses tens of thousands of units.
 const CHAT_FUEL: u64 = 2_000_000;
 const TASK_FUEL: u64 = 1_000_000;
 /// Maximum nesting depth of macros and loops.
 const MAX_DEPTH: usize = 64;
-/// Maximum output of a template, and of one `replace` call, in bytes.
+/// Maximum output size of a template or of one `replace` call, in bytes.
 ///
-/// The chat limit exceeds the longest context, and the task limit exceeds a document.
+/// The chat limit exceeds the longest context, and the task limit exceeds the longest document.
 const MAX_CHAT_BYTES: usize = 1 << 20;
 const MAX_TASK_BYTES: usize = 16 << 20;
 /// Maximum length of an error message, in characters.
@@ -38,7 +38,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(style: Style) -> Result<Self, String> {
         let mut environment = Environment::new();
-        // A template's name is its source, so a suffix such as `.html` must not enable escaping.
+        // A template's source is also its name, so a suffix such as `.html` must not enable escaping.
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_recursion_limit(MAX_DEPTH);
         let (fuel, max_bytes) = match style {
@@ -66,7 +66,7 @@ impl Engine {
         Ok(Self { environment, max_bytes })
     }
 
-    /// Parses a template unless it has been parsed before.
+    /// Parses a template unless it has already been parsed.
     pub(super) fn add(&mut self, template: String) -> Result<(), String> {
         if self.environment.get_template(&template).is_ok() {
             return Ok(());
@@ -86,7 +86,7 @@ impl Engine {
         String::from_utf8(written.bytes).map_err(|error| error.to_string())
     }
 
-    /// Evaluates a list expression of strings, like Python's `ast.literal_eval`.
+    /// Evaluates an expression that is a list of strings, like Python's `ast.literal_eval`.
     pub(super) fn list(&self, text: &str) -> Option<Vec<String>> {
         let value = self.environment.compile_expression(text).ok()?.eval(()).ok()?;
         let values = value.try_iter().ok().filter(|_| value.kind() == ValueKind::Seq)?;
@@ -94,7 +94,7 @@ impl Engine {
     }
 }
 
-/// Formats an error without quoting lines of the template.
+/// Formats an error without quoting lines from the template.
 fn message(error: &Error, max_bytes: usize) -> String {
     let message = match error.detail() {
         _ if error.kind() == ErrorKind::WriteFailure => format!("the output exceeds {max_bytes} bytes"),
@@ -127,7 +127,7 @@ impl Write for Bounded {
     }
 }
 
-/// Calls a method of a Python string, list or dict, including `list.index`.
+/// Calls a Python method on a string, list or dict, including `list.index`.
 fn method_of_python(
     state: &mut State<'_, '_>,
     of: &Value,

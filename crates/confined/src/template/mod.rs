@@ -1,8 +1,8 @@
 //! Jinja templates from checkpoints and evaluation tasks.
 //!
-//! Templates are untrusted programs that turn a conversation or a task entry into text. With a worker,
-//! child processes parse and render them. Without one, a thread of this process does. In that case nesting
-//! is bounded before parsing, steps and output are bounded, and the caller waits only until a deadline.
+//! Templates are untrusted programs that turn a conversation or a task entry into text. If there is a worker,
+//! child processes parse and render them. Otherwise, a thread of this process does. In that case, nesting is
+//! checked before parsing, steps and output are limited, and the caller waits only until a deadline.
 
 mod engine;
 mod nesting;
@@ -20,31 +20,31 @@ use engine::Engine;
 
 pub use style::Style;
 
-/// Limits for one answer in a worker, and for parsing the templates supplied up front.
+/// Limits on one answer in a worker, and on parsing the templates supplied up front.
 const LIMITS: Limits =
     Limits { cpu: Duration::from_secs(2), memory_bytes: 256 << 20, wall: Duration::from_secs(10) };
 /// Maximum total CPU time of a task's renders, not counting the first [`FREE_TIME`] of each.
 const TASK_TIME: Duration = Duration::from_secs(3);
-/// CPU time of a render that does not count toward the total.
+/// CPU time per render that does not count toward the total.
 ///
-/// Typical templates take less than a tenth of it.
+/// Typical templates take less than a tenth of this time.
 const FREE_TIME: Duration = Duration::from_millis(2);
 /// Maximum number of a task's renders in one process.
 ///
-/// Memory that a template leaks is freed with the process.
+/// Any memory that a template leaks is freed when the process exits.
 const RENDERS_PER_PROCESS: usize = 256;
-/// Maximum number of conversations rendered concurrently. Each may use its full memory limit.
+/// Maximum number of conversations rendered concurrently; each may use the full memory limit.
 const MAX_CONCURRENT: usize = 4;
 /// Maximum wait for one of the running renders to finish.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Deadline for a render on a thread of this process.
 #[cfg(not(target_family = "wasm"))]
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Stack size of a rendering thread, where the nesting of values is not bounded.
+/// Stack size of a rendering thread; generous, because the nesting of values is not limited.
 #[cfg(not(target_family = "wasm"))]
 const STACK_BYTES: usize = 64 << 20;
 
-/// Stack size in a worker. An honest template needs a fraction of a megabyte.
+/// Stack size in a worker; a well-behaved template needs a fraction of a megabyte.
 const WORKER_STACK_BYTES: usize = 8 << 20;
 
 /// Service that renders templates in a worker.
@@ -58,7 +58,7 @@ const WORKER_STACK_BYTES: usize = 8 << 20;
 /// ```
 pub const TEMPLATES: Service = Service { name: "templates", stack_bytes: WORKER_STACK_BYTES, prepare };
 
-/// Error of a template.
+/// Template error.
 ///
 /// Returned by [`Templates::render`]; see [`Templates`] for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -101,14 +101,14 @@ pub struct Templates {
     executor: Executor,
 }
 
-/// Process that renders templates: this one or a worker.
+/// Process that renders templates: this process or a worker.
 #[derive(Debug)]
 enum Executor {
     InProcess { engine: Arc<Mutex<Engine>>, permits: Arc<RenderPermits> },
     Worker { worker: Box<Worker>, permits: Arc<RenderPermits>, task: Mutex<TaskProcess> },
 }
 
-/// Process that renders a task's entries, with the total time spent so far.
+/// Process that renders a task's entries, and the total time spent so far.
 #[derive(Debug, Default)]
 struct TaskProcess {
     session: Option<Session>,
@@ -145,7 +145,7 @@ enum Reply {
     Wrong(String),
 }
 
-/// Prepares the program of [`TEMPLATES`].
+/// Prepares the program for [`TEMPLATES`].
 fn prepare(source: &[u8]) -> Result<Box<dyn Program>, String> {
     let Source { style, templates } = serde_json::from_slice(source).map_err(|error| error.to_string())?;
     let mut engine = Engine::new(style)?;
@@ -174,10 +174,11 @@ impl Engine {
 }
 
 impl Templates {
-    /// Creates templates of this style.
+    /// Creates templates in this style.
     ///
-    /// Child processes of `program` parse and render them; without a program, this process does. Templates
-    /// in `sources` are parsed up front, which checks them and speeds up their first render.
+    /// Child processes that run `program` parse and render the templates; if there is no program, this
+    /// process does. Templates in `sources` are parsed up front, which checks them and speeds up their first
+    /// render.
     ///
     /// # Errors
     /// If one of `sources` is invalid or takes too long to parse, or no process can be started.
@@ -238,7 +239,7 @@ impl Templates {
         }
     }
 
-    /// Parses `text` as a Python list of strings, such as `['yes', 'no']`; `None` if it is anything else.
+    /// Parses `text` as a Python list of strings, such as `['yes', 'no']`; otherwise, returns `None`.
     ///
     /// # Errors
     /// If parsing exceeds a limit, or too many slow renders are already running.
@@ -277,7 +278,7 @@ impl Templates {
         let engine = Arc::clone(engine);
         let permit = Permit::acquire(permits)?;
         within_deadline(permit, move || {
-            // Each render works on a copy, so a render that never finishes does not block the others.
+            // Each render uses a copy of the engine, so a render that never finishes does not block others.
             let mut own = locked(&engine).clone();
             work(&mut own)
         })
@@ -285,7 +286,7 @@ impl Templates {
 
     /// Asks the worker a question.
     ///
-    /// Each conversation gets its own process; the entries of a task share one for many renders.
+    /// Each conversation gets its own process; a task's entries share a process for many renders.
     fn ask<C: Serialize>(&self, question: &Question<'_, C>) -> Result<Reply, TemplateError> {
         let Executor::Worker { worker, permits, task } = &self.executor else {
             return Err(TemplateError::Busy { what: "no worker is running".into() });
@@ -313,8 +314,8 @@ impl TaskProcess {
         let limits = Limits { cpu, ..LIMITS };
         let is_new = self.session.is_none() || self.renders >= RENDERS_PER_PROCESS;
         let answer = match self.once(worker, question, &limits) {
-            // Leftovers of earlier renders in the process must not count against this one, so a new process
-            // retries it.
+            // Memory left over from earlier renders must not count against this render, so retry it in a new
+            // process.
             Err(WorkerError::Ended | WorkerError::Exceeded { limit: Limit::Memory, .. }) if !is_new => {
                 self.once(worker, question, &limits)
             }
@@ -350,7 +351,7 @@ impl TaskProcess {
 }
 
 fn too_slow() -> String {
-    format!("the templates exceeded the total limit of {TASK_TIME:?} of CPU time")
+    format!("the templates exceeded the total CPU time limit of {TASK_TIME:?}")
 }
 
 impl TemplateError {
@@ -367,9 +368,9 @@ fn invalid(what: String) -> TemplateError {
     TemplateError::Invalid { what }
 }
 
-/// Runs `work` on a thread until the deadline.
+/// Runs `work` on a thread and waits until the deadline.
 ///
-/// After that, the thread is abandoned and keeps its permit until it finishes.
+/// A thread that misses the deadline is abandoned, but holds its permit until it finishes.
 #[cfg(not(target_family = "wasm"))]
 fn within_deadline<T: Send + 'static>(
     permit: Permit,
@@ -381,7 +382,7 @@ fn within_deadline<T: Send + 'static>(
     let work = move || {
         let done = work();
         drop(permit);
-        // The caller may have given up.
+        // Fails if the caller has given up.
         _ = sender.send(done);
     };
     let spawned = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
@@ -407,7 +408,7 @@ struct RenderPermits {
     has_ended: Condvar,
 }
 
-/// RAII permit of [`RenderPermits`].
+/// RAII permit from [`RenderPermits`].
 struct Permit(Arc<RenderPermits>);
 
 impl Permit {
@@ -432,6 +433,6 @@ impl Drop for Permit {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The values are consistent at any moment, so a poisoned lock is usable.
+    // The value is consistent at every point, so poisoning is harmless.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

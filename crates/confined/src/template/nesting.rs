@@ -1,10 +1,10 @@
-//! Limits the nesting of a template before it is parsed.
+//! Checks a template's nesting before the template is parsed.
 //!
-//! The parser, compiler and destructors of minijinja recurse once for each operator, filter, call and
-//! bracket that an expression applies to the preceding ones. Nothing in minijinja bounds that depth.
+//! minijinja's parser, compiler and destructors recurse once for each operator, filter, call and bracket that
+//! an expression applies to a preceding result. minijinja does not limit this depth.
 //!
-//! A scan suffices. Within a tag, it counts operators and brackets from comma to comma in each open
-//! bracket. The sum is at least the depth of the parser's tree.
+//! Scanning the text is sufficient. Within a tag, the scan counts the operators and brackets since the last
+//! comma, at each level of open brackets. The sum is at least the depth of the parser's tree.
 
 /// Maximum nesting of operators and brackets. Chat templates stay below thirty.
 const MAX_NESTING: usize = 200;
@@ -13,7 +13,7 @@ const MAX_NESTING: usize = 200;
 /// The parser itself limits the nesting of statements to 150 levels.
 const MAX_ELIFS: usize = 200;
 
-/// Rejects a template that is nested too deeply to be parsed in this process.
+/// Rejects a template that is nested too deeply to parse in this process.
 pub(super) fn check(template: &str) -> Result<(), String> {
     let (mut rest, mut elifs) = (template, 0);
     while let Some(start) = rest.find('{') {
@@ -45,7 +45,7 @@ pub(super) fn check_expression(expression: &str) -> Result<(), String> {
 /// Scans an expression up to `end` and returns the index of `end`.
 fn scan(text: &str, end: Option<&str>) -> Result<usize, String> {
     let bytes = text.as_bytes();
-    // `last` counts operators since the last comma; `open` holds that count for each enclosing bracket.
+    // `last` counts the operators since the last comma; `open` stores this count for each enclosing level.
     let (mut open, mut last) = (Vec::new(), 0_usize);
     let mut depth = 0_usize;
     let mut index = 0;

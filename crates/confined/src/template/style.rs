@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Style {
-    /// Settings of transformers, for chat templates.
+    /// Settings as in transformers, for chat templates.
     Chat,
-    /// Settings of lm-evaluation-harness, for task templates.
+    /// Settings as in lm-evaluation-harness, for task templates.
     Task,
 }

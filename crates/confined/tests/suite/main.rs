@@ -1,4 +1,4 @@
-//! Tests of workers. The test program acts as its own worker, so it defines its own `main`.
+//! Worker tests. The test program acts as its own worker, so it defines its own `main`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -13,7 +13,7 @@ use libtest_mimic::{Arguments, Trial};
 /// Argument that makes the test program act as a worker.
 const WORKER: &str = "worker";
 
-/// The test program as a worker that forks if the system supports it.
+/// The test program as a worker that forks if the system supports forking.
 fn forking() -> WorkerProgram {
     WorkerProgram::this(WORKER).unwrap()
 }

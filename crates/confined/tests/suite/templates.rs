@@ -1,4 +1,4 @@
-//! Tests of templates: equal output with and without a worker, and hostile templates of all kinds.
+//! Template tests: equal output with and without a worker, and hostile templates of all kinds.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ pub(crate) const TESTS: &[Test] = tests![
     error_messages_are_truncated,
 ];
 
-/// Maximum duration of a render that a limit stops, with a margin for a very busy machine.
+/// Maximum duration of a render that a limit stops, with a large margin for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Templates that stay within the step limit but crash or run far too long.
+/// Templates that stay within the step limit but would crash the process or run far too long.
 fn hostile() -> Vec<(&'static str, String)> {
     let levels = |set: &str, end: &str| {
         format!(
@@ -74,7 +74,7 @@ fn templates(
     source: &str,
     program: Option<&WorkerProgram>,
 ) -> Result<Templates, TemplateError> {
-    // A task's templates are parsed when its first entry is rendered.
+    // A task's templates are parsed when the first entry is rendered.
     let sources = if style == Style::Chat { vec![source] } else { Vec::new() };
     Templates::new(style, &sources, program)
 }
@@ -131,7 +131,7 @@ fn hostile_template_does_not_break_later_renders() {
             let started = Instant::now();
             let result = templates.render(&source, &context());
             let elapsed = started.elapsed();
-            // Some values print successfully within the time and stack limits.
+            // Some of these templates succeed within the time and stack limits.
             assert!(!matches!(result, Err(TemplateError::Busy { .. })), "{kind}: {result:?}");
             assert!(elapsed < TIMEOUT, "{kind}: {elapsed:?}");
             assert_eq!(templates.render("{{ whole }}", &context()).unwrap(), "3", "{kind}");
@@ -145,7 +145,7 @@ fn deeply_nested_template_is_rejected_at_parse_time() {
         let error = templates(Style::Chat, &source, Some(&forking())).map(|_| ()).unwrap_err();
         assert!(error.to_string().len() < 200, "{error}");
         assert!(started.elapsed() < TIMEOUT, "{}: {:?}", &source[..20], started.elapsed());
-        // Tasks parse their templates on a larger stack, so some of them succeed.
+        // Task templates are parsed on a larger stack, so some of them succeed.
         let task = Templates::new(Style::Task, &[], Some(&forking())).unwrap();
         _ = task.render(&source, &context());
         assert_eq!(task.render("{{ whole }}", &context()).unwrap(), "3");
@@ -159,13 +159,13 @@ fn task_stops_at_its_total_cpu_limit() {
     let started = Instant::now();
     let error = (0..1000).map(|_| templates.render(slow, &context())).find_map(Result::err);
     assert!(started.elapsed() < TIMEOUT, "{:?}", started.elapsed());
-    let message = "the templates exceeded the total limit of 3s of CPU time";
+    let message = "the templates exceeded the total CPU time limit of 3s";
     assert_eq!(error.unwrap().to_string(), message);
     assert_eq!(templates.render("x", &context()).unwrap_err().to_string(), message);
 }
 
 fn leaked_memory_does_not_accumulate_across_renders() {
-    // Cycles are never freed: each entry leaks 10 MB.
+    // Cycles are never freed, so each entry leaks 10 MB.
     let leaks = "{% for i in range(2000) %}{% set ns=namespace() %}{% set ns.b='x'*5000 %}{% set ns.a=ns %}{% endfor %}{{ whole }}";
     for program in [forking(), spawning()] {
         let templates = Templates::new(Style::Task, &[], Some(&program)).unwrap();
@@ -195,7 +195,7 @@ fn killed_worker_is_restarted() {
         return;
     }
     let templates = Templates::new(Style::Chat, &["{{ whole }}"], Some(&forking())).unwrap();
-    // Only the children of this thread, because other tests have their own workers.
+    // Kills only the children of this thread, because other tests have their own workers.
     for child in std::fs::read_to_string("/proc/thread-self/children").unwrap().split_whitespace() {
         assert!(std::process::Command::new("kill").args(["-KILL", child]).status().unwrap().success());
     }

@@ -1,4 +1,4 @@
-//! Tests of workers in general: limits, isolation and cleanup.
+//! General worker tests: limits, isolation and cleanup.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -21,7 +21,7 @@ pub(crate) const TESTS: &[Test] = tests![
     reported_memory_covers_only_the_session,
 ];
 
-/// Worker program that runs the command in each question.
+/// Worker program that treats each question as a command and runs it.
 pub(crate) const OBEDIENT: Service = Service { name: "obedient", stack_bytes: 64 << 20, prepare };
 
 const LIMITS: Limits =
@@ -109,8 +109,8 @@ fn session_answers_every_question() {
 
 fn exceeding_a_limit_ends_only_that_session() {
     let cases = [
-        ("spin", Limit::CpuTime, "exceeded the limit of 300ms of CPU time"),
-        ("eat", Limit::Memory, "exceeded the limit of 160 MB of memory"),
+        ("spin", Limit::CpuTime, "exceeded the CPU time limit of 300ms"),
+        ("eat", Limit::Memory, "exceeded the memory limit of 160 MB"),
         ("recurse", Limit::Stack, "nested too deeply"),
     ];
     for program in programs() {
@@ -140,8 +140,8 @@ fn preparation_is_limited_and_reports_errors() {
         for (source, expected) in [
             ("wrong", "it is wrong"),
             ("panic", "cannot be parsed"),
-            ("spin", "exceeded the limit of 300ms of CPU time"),
-            ("eat", "exceeded the limit of 160 MB of memory"),
+            ("spin", "exceeded the CPU time limit of 300ms"),
+            ("eat", "exceeded the memory limit of 160 MB"),
             ("recurse", "nested too deeply"),
         ] {
             let error = ask(&worker(program.clone(), source), "a").unwrap_err();
@@ -161,12 +161,12 @@ fn panic_ends_only_its_session() {
 fn worker_inherits_no_environment_or_files() {
     for program in programs() {
         let worker = worker(program, "");
-        // `cargo test` sets `LD_LIBRARY_PATH`.
+        // `cargo test` sets `LD_LIBRARY_PATH`, which workers receive.
         let names = ask(&worker, "environment").unwrap();
         let mut others = names.split(',').filter(|name| !name.is_empty() && *name != "LD_LIBRARY_PATH");
         assert_eq!(others.next(), None, "{names}");
         if cfg!(target_os = "linux") {
-            // Three standard streams, a socket and the folder being listed.
+            // The five are three standard streams, a socket and the folder being listed.
             let files: usize = ask(&worker, "files").unwrap().parse().unwrap();
             assert!(files <= 5, "{files}");
         }
@@ -183,7 +183,7 @@ fn no_process_is_left_behind() {
         let spinning = ask(&worker, "spin");
         assert!(spinning.is_err());
         let started = Instant::now();
-        // A zombie counts as left behind too.
+        // A zombie process counts as left behind too.
         while processes.iter().any(|process| std::fs::exists(format!("/proc/{process}")).unwrap()) {
             assert!(started.elapsed() < TIMEOUT, "{processes:?}");
             std::thread::sleep(Duration::from_millis(10));

@@ -8,7 +8,7 @@ use super::record::Row;
 /// Iterates over the rows, each with the number of its first line.
 ///
 /// The first row names the fields, unless it contains none of `columns`. In that case the row is an
-/// entry, and `columns` name the fields.
+/// entry, and `columns` names the fields.
 pub(super) fn rows<'a>(
     bytes: &'a [u8],
     columns: &'static [&'static str],
@@ -36,7 +36,7 @@ pub(super) fn rows<'a>(
 
 /// Line counter for ascending byte positions.
 ///
-/// The reader's own count is one too low if lines end in two bytes.
+/// The CSV reader's own count is one too low if lines end in CRLF.
 struct Lines<'a> {
     bytes: &'a [u8],
     counted: usize,

@@ -12,7 +12,7 @@ use super::record::Row;
 
 /// Iterates over the rows, numbered from 1.
 pub(super) fn rows(bytes: &[u8]) -> Box<dyn Iterator<Item = Row> + '_> {
-    // The reader needs to own its bytes.
+    // The Parquet reader needs to own its bytes.
     let bytes = Bytes::copy_from_slice(bytes);
     let opened = without_panic(|| {
         let reader = SerializedFileReader::new(bytes)?;
@@ -33,7 +33,7 @@ fn fields(row: Value) -> Result<Map<String, Value>, ParquetError> {
     }
 }
 
-/// Converts a panic into an error, because the reader panics on some damaged files.
+/// Converts a panic into an error, because the Parquet reader panics on some damaged files.
 fn without_panic<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
     let damaged = |_| Err("the file is damaged in a way that the Parquet reader cannot handle".to_owned());
     catch_unwind(AssertUnwindSafe(work))

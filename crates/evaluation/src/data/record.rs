@@ -1,4 +1,4 @@
-//! An entry in the data: its fields, with precise errors for invalid ones.
+//! A data entry: its fields, with precise errors for invalid ones.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ const ID_FIELDS: [&str; 5] = ["id", "ind", "qID", "pairID", "index"];
 /// Line number of an entry, with either its fields or the reason it is invalid.
 pub(super) type Row = (usize, Result<Map<String, Value>, String>);
 
-/// An entry in the data: the fields of a JSON object, a CSV row or a Parquet row.
+/// A data entry: the fields of a JSON object, a CSV row or a Parquet row.
 ///
 /// Returned by [`Data::records`](crate::Data::records).
 #[derive(Debug, Clone)]
@@ -172,7 +172,7 @@ impl Record {
 
     /// Returns an index below `count`, from a number or a string of digits.
     ///
-    /// `first` is the number of the first index in the data, 0 or 1.
+    /// `first` is the number, 0 or 1, that stands for the first index in the data.
     ///
     /// # Errors
     /// Fails if the field is missing, has another type or is out of range.

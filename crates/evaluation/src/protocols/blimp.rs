@@ -1,4 +1,4 @@
-//! BLiMP: choosing the grammatical sentence of a minimal pair, in 67 paradigms.
+//! BLiMP: choosing the grammatical sentence in each minimal pair, in 67 paradigms.
 //!
 //! # Source
 //! lm-evaluation-harness 0.4.13, `tasks/blimp/_template_yaml` and `_blimp.yaml`, whose mean weights all

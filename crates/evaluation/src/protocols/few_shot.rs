@@ -9,7 +9,7 @@ use rand_mt::Mt;
 
 use crate::{Data, EvaluationError, ExampleSource, Record, Setting, Shots};
 
-/// Largest pool that Python copies to sample up to 5 examples; more examples raise the limit.
+/// Largest pool that Python copies to sample up to 5 examples; more examples raise this size.
 const SMALLEST_POOL: usize = 21;
 
 /// Method of choosing examples.
@@ -18,7 +18,7 @@ pub(super) enum Sampler {
     /// Random examples, different ones for each question.
     #[default]
     Random,
-    /// The first examples of the pool.
+    /// The first examples in the pool.
     FirstN,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Pool {
     pub(super) excludes: bool,
 }
 
-/// Sampler of a run's examples; one random sequence covers all questions.
+/// Sampler for a run's examples; one random number sequence covers all questions.
 pub(super) struct Examples {
     pool: Pool,
     count: usize,
@@ -85,7 +85,7 @@ impl Examples {
         drawn.retain(is_other);
         drawn.truncate(self.count);
         if drawn.len() < self.count {
-            // The pool contains the question several times.
+            // The pool contains the question more than once, so sample again from the other entries.
             let others = others();
             if others.len() < self.count {
                 return Err(too_few(others.len()));
@@ -120,7 +120,7 @@ impl PythonRandom {
         }
     }
 
-    /// Samples `count` distinct numbers below `len`, in the order of `random.sample(range(len), count)`.
+    /// Samples `count` distinct numbers below `len`, like `random.sample(range(len), count)`.
     fn sample(&mut self, len: usize, count: usize) -> Vec<usize> {
         let mut set_size = SMALLEST_POOL;
         if count > 5 {

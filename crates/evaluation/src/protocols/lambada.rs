@@ -20,7 +20,7 @@ use crate::{
 const DATASET: Dataset = Dataset {
     name: "LAMBADA, test, OpenAI's variant",
     hub: Some("EleutherAI/lambada_openai/data/lambada_test.jsonl"),
-    // The Hub's file, and the file of llm-foundry, which has the same passages in two fields.
+    // The file on the Hub, and the file in llm-foundry, which splits each passage into two fields.
     sha256: &[
         "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
         "411bfbe5b9054346b6a19299c0242670adbefb9162efd958593cbc0290b8c9dc",
@@ -154,7 +154,7 @@ fn parts(text: &str) -> (&str, &str) {
 
 fn prepare_last_words(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
     let mut examples = Examples::of_protocol(data, setting)?;
-    // The harness adds its delimiter, a space, to the space before the word.
+    // Two spaces: the harness adds its delimiter to the space that is already before the word.
     let example = |record: &Record| {
         let text = passage(record)?;
         let (context, word) = parts(&text);
@@ -215,7 +215,7 @@ fn white_space_word(
 /// Number of tokens to generate for a word.
 const WORD_TOKENS: usize = 6;
 
-/// Builds an item that expects the last word found by [`basic_tokenizer`].
+/// Builds an item whose expected word is the last one that [`basic_tokenizer`] finds.
 ///
 /// The prompt is the passage without its last N characters, where N is the length of that word.
 fn written_word(
@@ -258,7 +258,7 @@ fn stop_tokens(vocabulary: &Vocabulary) -> Vec<u32> {
     (0..).take_while(|id| vocabulary.config().has_token(*id)).filter(is_stop_word).collect()
 }
 
-/// The 127 English stop words of older NLTK versions.
+/// The 127 English stop words from older NLTK versions.
 const STOP_WORDS_OF_NLTK: &str = "\
     i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it its \
     itself they them their theirs themselves what which who whom this that these those am is are was were be been being have \

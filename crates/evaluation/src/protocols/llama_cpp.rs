@@ -1,4 +1,4 @@
-//! Conventions of llama.cpp's `llama-perplexity`: windows, scored tokens and encoding.
+//! Conventions from llama.cpp's `llama-perplexity`: windows, scored tokens and encoding.
 
 use candle_gpt2_engine::{EngineError, Vocabulary};
 
@@ -16,18 +16,18 @@ pub(crate) fn window_length(setting: &Setting<'_>) -> Result<(usize, Option<Stri
     let n_positions = setting.vocabulary.config().n_positions;
     let length = setting.context.unwrap_or(DEFAULT_WINDOW.min(n_positions));
     if !(SHORTEST_WINDOW..=n_positions).contains(&length) {
-        let expected = format!("{SHORTEST_WINDOW} to {n_positions}, the model's context");
+        let expected = format!("from {SHORTEST_WINDOW} to {n_positions} tokens (the model's context)");
         return Err(wrong_setting("`context`", expected, length.to_string()));
     }
     let note = || {
-        format!("windows have {length} tokens, the model's context, instead of llama.cpp's {DEFAULT_WINDOW}")
+        format!("windows have {length} tokens (the model's context) instead of llama.cpp's {DEFAULT_WINDOW}")
     };
     Ok((length, (setting.context.is_none() && length < DEFAULT_WINDOW).then(note)))
 }
 
 /// Index of the first scored token of a window.
 ///
-/// The logits after the middle token are the first that the tool evaluates.
+/// llama.cpp starts with the logits at the middle token, which predict the token after it.
 pub(crate) fn first_scored(window_length: usize) -> usize {
     window_length / 2 + 1
 }

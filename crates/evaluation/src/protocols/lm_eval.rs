@@ -1,4 +1,4 @@
-//! Conventions of lm-evaluation-harness for all tasks: encoding, truncation and metrics.
+//! lm-evaluation-harness conventions for all tasks: encoding, truncation and metrics.
 //!
 //! # Source
 //! lm-evaluation-harness 0.4.13: `api/model.py` (`_encode_pair`, `loglikelihood`),
@@ -67,13 +67,13 @@ pub(super) fn element_paths(list: &str, count: usize) -> Vec<String> {
 pub(super) fn at_least_two(record: &Record, choices: &[String]) -> Result<(), DataError> {
     match choices.len() {
         found @ (0 | 1) => {
-            Err(record.field_error("choices", &format!("expected at least two, found {found}")))
+            Err(record.field_error("choices", &format!("expected at least two choices, found {found}")))
         }
         _ => Ok(()),
     }
 }
 
-/// Builds the item of a question: each choice follows the context and a space.
+/// Builds the item for a question; each choice follows the context and a space.
 pub(super) fn question_item(
     vocabulary: &Vocabulary,
     index: usize,
@@ -121,8 +121,10 @@ pub(super) fn item(
             return Err(record.field_error(field, &what).into());
         }
         if scored.len() > n_positions {
-            let what =
-                format!("expected at most {n_positions} tokens, the model's context, found {}", scored.len());
+            let what = format!(
+                "expected at most {n_positions} tokens (the model's context), found {}",
+                scored.len()
+            );
             return Err(record.field_error(field, &what).into());
         }
         // The last token is scored, but not read.
@@ -153,18 +155,18 @@ fn encode_continuation(
     continuation: &str,
 ) -> Result<Vec<u32>, EvaluationError> {
     let mut whole = vocabulary.encode(&format!("{context}{continuation}"))?;
-    // The encoded text does not include the BOS token of an empty context. Continuations begin with
-    // whitespace, and never with the BOS token itself.
+    // If the context is empty, the encoded text lacks the BOS token that replaces the context. Continuations
+    // begin with whitespace, and never with the BOS token itself.
     let known = if context.is_empty() { 0 } else { context_tokens.min(whole.len()) };
     Ok(whole.split_off(known))
 }
 
-/// Returns the token that precedes texts without context: BOS, or EOS if there is no BOS token.
+/// Returns the token before texts without context: BOS, or EOS if the model has no BOS token.
 pub(super) fn prefix_token(vocabulary: &Vocabulary) -> Result<u32, EvaluationError> {
     let config = vocabulary.config();
     let token = config.start_token().or_else(|| config.end_tokens().first().copied());
     token.ok_or_else(|| {
-        let expected = "`bos_token_id` or `eos_token_id` in the vocabulary, as the first token of each text";
+        let expected = "a `bos_token_id` or `eos_token_id` in the vocabulary, to begin each text with";
         wrong_setting("the model's configuration", expected, "neither")
     })
 }

@@ -1,4 +1,4 @@
-//! Question answering tasks of lm-evaluation-harness: PIQA, ARC, OpenBookQA, SciQ.
+//! Question answering tasks from lm-evaluation-harness: PIQA, ARC, OpenBookQA, SciQ.
 //!
 //! # Source
 //! lm-evaluation-harness 0.4.13, `tasks/{piqa,arc,openbookqa,sciq}/*.yaml`.
@@ -110,7 +110,7 @@ fn piqa(record: &Record) -> Result<Question, DataError> {
     Ok(Question { context: format!("Question: {}\nAnswer:", record.text("goal")?), choices, fields, gold })
 }
 
-/// Reads the Hub's fields or the published files' fields, where `question` also holds the choices.
+/// Reads a question from the Hub's fields, or from the published files' nested `question`.
 fn arc(record: &Record) -> Result<Question, DataError> {
     let upstream = record.has_fields("question").then(|| record.fields("question")).transpose()?;
     let question = match &upstream {
@@ -137,7 +137,7 @@ fn named(record: &Record, fields: &[&str]) -> Result<(Vec<String>, Vec<String>),
 
 /// Reads the answers in `choices`, and finds the correct one by its label in `answerKey`.
 ///
-/// `choices` is a list of objects with `text` and `label`, or an object with two lists of these names.
+/// `choices` is a list of objects with `text` and `label`, or an object with two lists that have these names.
 fn answers(record: &Record, holder: &Record, context: String) -> Result<Question, DataError> {
     let (choices, labels): (Vec<String>, Vec<String>) = if holder.has_fields("choices") {
         let lists = holder.fields("choices")?;

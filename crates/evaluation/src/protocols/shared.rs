@@ -57,7 +57,7 @@ impl From<Item> for PreparedItem {
     }
 }
 
-/// Builds an item from each record, up to the first damaged one; records after the limit are not read.
+/// Builds an item from each record, up to the first damaged record or the item limit.
 pub(super) fn prepare_records(
     data: &Data,
     setting: &Setting<'_>,
@@ -104,8 +104,8 @@ pub(super) fn scored(index: usize, record: &Record, choices: Vec<Choice>, gold: 
 
 /// Creates a sequence that is scored from the token at index `first` onward.
 ///
-/// For protocols that read an item as a whole and fail if it exceeds the context. `field` is the data
-/// field of the scored tokens.
+/// Used by protocols that read an item as a whole and reject items that exceed the context. `field` is the
+/// data field that the scored tokens come from.
 pub(super) fn unsplit_sequence(
     vocabulary: &Vocabulary,
     record: &Record,
@@ -116,7 +116,7 @@ pub(super) fn unsplit_sequence(
     let n_positions = vocabulary.config().n_positions;
     if ids.len() > n_positions {
         let what = format!(
-            "expected at most {n_positions} tokens including the preceding text (the model's context), found {}; this protocol \
+            "expected at most {n_positions} tokens (the model's context) including the preceding text, found {}; this protocol \
              does not truncate items",
             ids.len()
         );

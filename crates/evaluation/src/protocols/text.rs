@@ -117,7 +117,7 @@ pub(super) fn windows_as_items(vocabulary: &Vocabulary, ids: &[u32], windows: Ve
 /// Returns the stride in a protocol's name, which must leave no gaps between windows.
 pub(super) fn stride(given: usize, n_positions: usize) -> Result<usize, EvaluationError> {
     if given == 0 || given > n_positions {
-        let expected = format!("1 to {n_positions}, the model's context");
+        let expected = format!("from 1 to {n_positions} tokens (the model's context)");
         return Err(wrong_setting(
             "the number at the end of the protocol's name",
             expected,

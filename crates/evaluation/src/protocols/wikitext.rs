@@ -59,7 +59,7 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     ..DEFAULTS
 };
 
-/// Perplexity per token of the whole text, in windows of the model's context, `N` tokens apart.
+/// Perplexity per token of the whole text, in windows of one context each, `N` tokens apart.
 pub(super) const HF: Protocol = Protocol {
     name: "wikitext:hf-N",
     about: "the whole text in windows N tokens apart: perplexity per token, as in transformers' documentation",
@@ -137,7 +137,7 @@ fn prepare_pages(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Evaluat
     prepare_records(data, setting, records, |index, record| page(setting, index, record))
 }
 
-/// Splits the text into pages, each with its first line number; a first-level heading begins a page.
+/// Splits the text into pages at first-level headings; each page has its first line number.
 ///
 /// # Source
 /// `wikitext_document_level.py` on the Hub, EleutherAI/wikitext_document_level.
@@ -241,12 +241,12 @@ fn prepare_hf(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Evaluation
 
 /// Computes the script's `perplexity`, and `token_perplexity`, the mean over all scored tokens.
 ///
-/// The script weights each window by one token less than its number of labels. In overlapping windows,
-/// the first token is not a label, so this weight is one too low.
+/// The script weights each window by its number of labels minus one. In overlapping windows, the first
+/// token is not a label, so this weight is one too low.
 fn measure_hf(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     let scored: usize = texts(results).map(|window| window.tokens).sum();
-    // In adjacent windows, the first token of each window is an unscored label. Otherwise, only the
-    // text's first token is.
+    // In adjacent windows, each window's first token is a label, but is not scored. In overlapping windows,
+    // this applies only to the text's first token.
     let is_side_by_side = totals.tokens > scored + 1;
     let weighted = texts(results).enumerate().map(|(index, window)| {
         let weight = window.tokens - usize::from(index > 0 && !is_side_by_side && window.tokens > 0);
@@ -273,7 +273,7 @@ fn prepare_megatron(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Eval
         (scored < end).then(|| Window { sequence: sequence(), scored: scored..end })
     };
     let windows: Vec<Window> = (0..).map_while(window).take(limit(setting)?).collect();
-    // Python's `text.strip().split(" ")`: only a space separates words, and every space does.
+    // Python's `text.strip().split(" ")`: splits at every space, and at no other whitespace.
     let words = strip(&text).split(' ').count();
     some_windows(data, setting, &ids, windows, Totals { tokens: ids.len(), words })
 }
@@ -292,7 +292,7 @@ fn measure_megatron(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
         false => Metric::perplexity(name, &nats),
     };
     let perplexity = capped("perplexity", nats);
-    // Both counts exclude the first one, which has no context.
+    // Exclude the first token and the first word, which have no context.
     let [tokens, words] = [totals.tokens, totals.words].map(|count| count.saturating_sub(1) as f64);
     if words == 0.0 {
         return vec![perplexity];
@@ -314,7 +314,7 @@ fn prepare_llama_cpp(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Eva
         );
         return Err(unusable(data, what));
     }
-    // The last token is scored, but not read.
+    // The model does not read a window's last token, which is only scored.
     let first = first_scored(context);
     let window = |(index, ids): (usize, &[u32])| {
         let begin = index * context;
@@ -350,7 +350,7 @@ fn raw_text(data: &Data) -> Result<Cow<'_, str>, EvaluationError> {
     Ok(Cow::Owned(lines.concat()))
 }
 
-/// Returns the Hub's rows: lines with their line breaks; whitespace-only lines are empty.
+/// Returns rows as on the Hub: lines with their line breaks, or empty for whitespace-only lines.
 fn rows(data: &Data) -> Result<Vec<String>, EvaluationError> {
     if data.has_records() {
         return rows_of_records(data);

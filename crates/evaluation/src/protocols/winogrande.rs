@@ -10,7 +10,7 @@ use crate::detokenize::strip;
 use crate::protocol::Dataset;
 use crate::{DataError, EvaluationError, ExampleSource, Protocol, Record, Setting, Size};
 
-/// Columns of files without a header row, as in llama.cpp's format.
+/// Columns in files without a header row, as in llama.cpp's format.
 const COLUMNS: &[&str] = &["index", "sentence", "option1", "option2", "answer"];
 
 /// Protocol that scores the same continuation after two contexts, one for each name.
@@ -75,7 +75,7 @@ fn make(
     let Sentence { contexts, rest, gold } = sentence(record)?;
     let continuation = format!(" {rest}");
     let whole = contexts.each_ref().map(|context| format!("{before}{context}"));
-    // The harness normalizes by its choices, which are the contexts.
+    // The harness normalizes scores by the length of its choices, which are the contexts in this task.
     let pair =
         |(context, measured)| Pair { field: "sentence", context, continuation: &continuation, measured };
     let pairs: Vec<_> =

@@ -1,7 +1,7 @@
-//! Checks tokens, pages, words, bytes and windows of the published texts without a model.
+//! Counts tokens, pages, words, bytes and windows in the published texts without a model.
 //!
-//! The texts are next to the third-party checkpoints, in the folders `texts` and `tokenizer` next to the
-//! folder of `GPT2_CHECKPOINTS`. Other programs produced the expected counts.
+//! The texts and the tokenizer are in the folders `texts` and `tokenizer` next to the folder that
+//! `GPT2_CHECKPOINTS` names. Other programs produced the expected counts.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -121,7 +121,7 @@ fn wikitext_hf_windows_match_the_script() {
         (prepared.items.len(), scored_and_total(&prepared))
     };
     // In adjacent windows, the first token of each window is unscored. In overlapping windows, only the
-    // text's first token is.
+    // text's first token is unscored.
     assert_eq!(windows("wikitext:hf-1024"), (281, [287_644 - 281, 287_644]));
     assert_eq!(windows("wikitext:hf-512"), (561, [287_643, 574_364]));
     let (count, [scored, total]) = windows("wikitext:hf-32");
@@ -178,7 +178,7 @@ fn lambada_last_word_token_counts_match() {
 
 /// Checks that encoding the word separately changes almost no items.
 ///
-/// Contexts do not end in whitespace, and words begin with it.
+/// The whitespace between a context and its word belongs to the word.
 #[test]
 fn lambada_words_encode_the_same_alone_and_in_context() {
     let Some(texts) = texts() else { return };
@@ -223,7 +223,7 @@ fn hellaswag_contexts_and_endings_share_no_tokens() {
     assert_eq!(prepared.items.len(), 1_000);
     let sequences = || prepared.items.iter().flat_map(choices).map(|choice| &choice.sequences[0]);
     assert_eq!(sequences().map(|sequence| sequence.ids.len()).max(), Some(135));
-    // Each choice with its context, and then the context counted once.
+    // First, count the context with each choice; then, count it only once per item.
     assert_eq!(sequences().map(|sequence| sequence.ids.len()).sum::<usize>(), 323_111);
     let contexts: usize = prepared.items.iter().map(|item| item.context_tokens).sum();
     let endings: usize = sequences().map(|sequence| sequence.ids.len() - sequence.first).sum();

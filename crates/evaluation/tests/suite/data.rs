@@ -255,7 +255,7 @@ mod parquet {
 
     use super::{data, texts};
 
-    /// Two rows of a string, a number and a list of strings, encoded as on the Hub.
+    /// Parquet file with two rows: a string, a number and a list of strings, encoded as on the Hub.
     fn file() -> Vec<u8> {
         let schema = "message rows { optional binary text (UTF8); optional int64 label; \
                       optional group choices (LIST) { repeated group list { optional binary element (UTF8); } } }";

@@ -128,7 +128,7 @@ fn resumed_run_equals_an_uninterrupted_run() {
         5 => word(&model, index, "The king of", 2, "France"),
         _ => question(&model, index, &speech[index..], &ENDINGS[..1 + index % 4], Some(0)),
     };
-    // More tokens than one run scores.
+    // These items have more tokens than a single run scores.
     let prepared = prepared((0..90).map(kind).collect());
     assert!(prepared.tokens_to_read(0) > 4096, "{}", prepared.tokens_to_read(0));
     let whole = results(&prepared, &model, &[]);
@@ -153,9 +153,9 @@ fn shared_prefix_of_choices_is_read_once() {
     let sequence = |ids: &[u32]| Sequence { ids: ids.to_vec(), first: 2 };
     let choice = |ids: &[u32]| Choice::of(sequence(ids), "x");
     let choices = vec![choice(&[5, 6, 7, 8]), choice(&[5, 6, 7, 9, 10]), choice(&[5, 6, 11])];
-    // [5 6] once, then [7], [7 9] and nothing: the last token of each choice is scored, but not read.
+    // The model reads [5 6] once, then [7] and [7 9]. It does not read the last token of a choice.
     let shared = item(0, 2, Work::Score { choices, gold: None });
-    // Windows of a text share nothing.
+    // The windows of a text do not share a prefix, even if they begin with the same tokens.
     let windows = vec![sequence(&[5, 6, 7, 8]), sequence(&[5, 6, 7, 8, 9])];
     let windows = Choice { sequences: windows, characters: 5, bytes: 5, words: Some(1) };
     let text = item(1, 2, Work::Score { choices: vec![windows], gold: None });
@@ -229,7 +229,7 @@ fn log_of_other_weights_or_data_is_not_resumed() {
     assert_ne!(ending_in(8).items[0].token_digest(), ending_in(9).items[0].token_digest());
 }
 
-/// Compares a run with a copy whose words are two nats less probable and whose first answer is wrong.
+/// Compares a run with a copy in which words are two nats less probable and one answer is wrong.
 #[test]
 fn comparison_subtracts_the_other_run() {
     let folder = tempfile::tempdir().unwrap();

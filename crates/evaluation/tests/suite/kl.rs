@@ -1,4 +1,4 @@
-//! `kl`: metrics of synthetic values, and the built-in model versus itself and its quantized versions.
+//! `kl`: metrics for synthetic values, and for the built-in model versus its quantized versions.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
 use candle_gpt2_evaluation::{Data, EvaluationError, Kl, KlWindow, Metric, Setting, StderrKind};
 use candle_gpt2_testing::{CheckpointFolder, STORY};
 
-/// Tolerance for f64 sums of a few values in a different order.
+/// Tolerance for f64 sums of the same few values in a different order.
 const SUM_TOLERANCE: f64 = 1e-12;
 
 /// Two windows with synthetic values.
@@ -38,7 +38,7 @@ fn synthetic_windows() -> Vec<KlWindow> {
     ]
 }
 
-/// Name, value and standard error of each metric, computed with NumPy from these values.
+/// Name, value and standard error of each metric, computed with NumPy from the synthetic windows.
 ///
 /// Errors come from sums and sums of squares, as in llama.cpp's tool. The crate itself uses deviations
 /// from the mean. Percentiles come from `numpy.percentile`.
@@ -211,7 +211,7 @@ fn second_half_of_each_window_is_scored() {
         "the last completed window is computed again"
     );
     for (index, window) in windows.iter().enumerate() {
-        // llama.cpp uses the logits after tokens 25 to 48 of 50.
+        // In a window of 50 tokens, llama.cpp uses the logits after tokens 25 to 48, counted from 0.
         assert_eq!((window.index, window.context_tokens), (index, 26));
         assert_eq!(window.tokens, ids[index * 50 + 26..index * 50 + 50]);
         assert_eq!(
@@ -220,11 +220,11 @@ fn second_half_of_each_window_is_scored() {
         );
         assert_eq!(window.base_logprob, window.logprob);
     }
-    // Half of an odd number is rounded down.
+    // Half of an odd window length is rounded down.
     let odd = evaluated(&prepared(&f32, STORY, Some(51), Some(1)).unwrap(), &f32, &f32);
     assert_eq!(odd.len(), 1);
     assert_eq!(odd[0].tokens, ids[26..51]);
-    // The values equal those of `score` with this window as its only one.
+    // The values equal the results of `score` for a text that consists of this window.
     let score = candle_gpt2_generation::score(f32.model(), &ids[..51], 51, 0, &|_| ()).unwrap();
     let scored: Vec<f64> = score.logprobs[26..].iter().copied().flatten().collect();
     let largest = odd[0].logprob.iter().zip(&scored).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
@@ -274,7 +274,7 @@ fn logged_window_of_another_text_is_rejected() {
     differs(
         1,
         &KlWindow { same_top: vec![true; 18], ..line.clone() },
-        "lists of 19 numbers, one for each token, found 18",
+        "lists of 19 numbers, one for each token, found a list of 18",
     );
 }
 
@@ -297,13 +297,13 @@ fn window_lengths_are_validated_and_noted() {
     let kl = prepare(None, &STORY.repeat(6)).unwrap();
     assert!(kl.notes().is_empty(), "llama.cpp's windows have 512 tokens too");
     let shorter = prepared(&tiny(), STORY, None, None).unwrap();
-    assert_eq!(shorter.notes(), ["windows have 48 tokens, the model's context, instead of llama.cpp's 512"]);
+    assert_eq!(shorter.notes(), ["windows have 48 tokens (the model's context) instead of llama.cpp's 512"]);
     assert!(prepare(Some(64), STORY).unwrap().notes().is_empty());
     for wrong in [0, 2, 513] {
         let error = prepare(Some(wrong), STORY).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("`context`: expected 3 to 512, the model's context, found {wrong}")
+            format!("`context`: expected from 3 to 512 tokens (the model's context), found {wrong}")
         );
         assert!(error.is_usage());
     }
@@ -315,7 +315,7 @@ fn window_lengths_are_validated_and_noted() {
     assert_eq!((short.windows(), short.tokens_to_read(0)), (1, tokens as u64 - 1));
     assert_eq!(
         short.notes(),
-        [format!("the text has {tokens} tokens, so its only window is shorter than 64")]
+        [format!("the text has {tokens} tokens, so its only window is shorter than 64 tokens")]
     );
     let error = prepare(Some(64), "a\n").unwrap_err().to_string();
     assert!(error.ends_with("text.txt: expected text of at least 3 tokens, found 1"), "{error}");
@@ -354,7 +354,7 @@ fn base_with_another_vocabulary_size_is_rejected() {
 fn base_with_reassigned_token_ids_is_rejected() {
     let f32 = model(WeightDType::F32);
     let kl = prepared(&f32, STORY, Some(64), None).unwrap();
-    // The built-in tokenizer with two words swapped.
+    // Swap the ids of two words in the built-in tokenizer.
     let tokenizer =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories/tokenizer.json"));
     let mut tokenizer: serde_json::Value = serde_json::from_str(&tokenizer.unwrap()).unwrap();

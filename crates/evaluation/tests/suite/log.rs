@@ -1,6 +1,6 @@
-//! Log of items: only results of the same run and the same items are reused.
+//! Item log: results are reused only for the same run and the same items.
 //!
-//! All other logs are left unchanged.
+//! Any other log is rejected and left unchanged.
 
 use std::fs;
 use std::path::PathBuf;
@@ -102,7 +102,7 @@ fn line_that_contradicts_its_item_is_reported() {
             "line 2: choice 1 has 3 characters in the log, but 4 in the data",
         ),
         (|result| result.choices[1].bytes = 4, "line 2: choice 1 has 4 bytes in the log, but 5 in the data"),
-        (|result| result.asked = "other".into(), "line 2: digest of tokens is \"other\" in the log, but \""),
+        (|result| result.asked = "other".into(), "line 2: token digest is \"other\" in the log, but \""),
         (|result| _ = result.choices.pop(), "line 2: number of choices is 1 in the log, but 2 in the data"),
     ];
     for (change, expected) in changes {
@@ -158,10 +158,10 @@ fn rejected_files_are_left_unchanged() {
     assert_eq!(fs::read(&path).unwrap(), before);
 
     for (text, expected) in [
-        ("a note\n", "line 1: not an entry of an item log"),
-        ("{\"hidden_size\": 8}\n", "line 1: not an entry of an item log"),
-        ("{\"hidden_size\": 8}", "line 1: not an entry of an item log"),
-        ("no line break", "line 1: not an entry of an item log"),
+        ("a note\n", "line 1: not an item log entry"),
+        ("{\"hidden_size\": 8}\n", "line 1: not an item log entry"),
+        ("{\"hidden_size\": 8}", "line 1: not an item log entry"),
+        ("no line break", "line 1: not an item log entry"),
     ] {
         fs::write(&path, text).unwrap();
         assert_refused(ItemLog::open(&path, true), expected);
@@ -169,11 +169,11 @@ fn rejected_files_are_left_unchanged() {
     }
     let line = String::from_utf8(before).unwrap();
     fs::write(&path, format!("{line}\u{0}\n{line}")).unwrap();
-    assert_refused(ItemLog::open(&path, true), "line 2: not an entry of an item log");
+    assert_refused(ItemLog::open(&path, true), "line 2: not an item log entry");
     fs::write(&path, line.replace("\"choices\":[", "\"choices\":[7,")).unwrap();
     assert_refused(
         ItemLog::open(&path, true).unwrap().results(&head(), &prepared(1)),
-        "line 1: not an entry of an item log",
+        "line 1: not an item log entry",
     );
 }
 
@@ -197,18 +197,18 @@ fn log_of_another_run_must_cover_the_same_items() {
         &whole,
         "task:two",
         1,
-        "log.jsonl: contains 0 items of `task:two`, but this run has 1; limit this run",
+        "log.jsonl: contains 0 items for `task:two`, but this run has 1; limit this run",
     );
-    refused(&whole, "task:one", 3, "contains 2 items of `task:one`, but this run has 3");
+    refused(&whole, "task:one", 3, "contains 2 items for `task:one`, but this run has 3");
     refused(&whole.replace("item-1", "x"), "task:one", 2, "line 2: id is Some(\"x\") in the log, but Some(");
-    refused("{\"text\": \"a\"}\n", "task:one", 1, "line 1: not an entry of an item log");
+    refused("{\"text\": \"a\"}\n", "task:one", 1, "line 1: not an item log entry");
 }
 
 #[test]
 fn only_one_run_can_write_a_log() {
     let (_folder, path) = written(&[result(0, -1.0)]);
     let log = ItemLog::open(&path, true).unwrap();
-    assert_refused(ItemLog::open(&path, true), "log.jsonl: another process is writing to it");
+    assert_refused(ItemLog::open(&path, true), "log.jsonl: another process is writing to this file");
     drop(log);
     ItemLog::open(&path, true).unwrap();
 }

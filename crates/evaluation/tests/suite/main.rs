@@ -1,4 +1,4 @@
-//! Integration tests of this crate.
+//! Integration tests for this crate.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -1,4 +1,4 @@
-//! Comparison with lm-evaluation-harness, or with a Python script for the other protocols.
+//! Comparison with lm-evaluation-harness, or with a Python script if the harness lacks a protocol.
 //!
 //! Metrics, decisions and log-probabilities must agree on samples in every format. The scripts
 //! `evaluation.py` and `few_shot.py` in `scripts/reference` wrote the samples and the expected results.
@@ -16,19 +16,19 @@ use candle_gpt2_weights::WrittenDType;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Relative tolerance of metrics.
+/// Relative tolerance for metrics.
 const METRIC_TOLERANCE: f64 = 1e-5;
-/// Absolute tolerance of metrics near 0.
+/// Absolute tolerance for metrics near 0.
 ///
-/// Single divergences and changes of a probability are differences of numbers that f32 rounds to about
-/// 1e-7.
+/// A single divergence or probability change is a difference between numbers with f32 rounding errors of
+/// about 1e-7.
 const SMALL_METRIC_TOLERANCE: f64 = 1e-6;
-/// Absolute tolerance of log-probabilities.
+/// Absolute tolerance for log-probabilities.
 ///
 /// In f32, logits of up to a hundred have errors of about 1e-6 to 1e-5. A log-probability sums the errors
 /// of up to ten tokens.
 const LOGPROB_TOLERANCE: f64 = 1e-4;
-/// Relative tolerance of log-probabilities, for texts of hundreds of tokens.
+/// Relative tolerance for log-probabilities of texts with hundreds of tokens.
 const LOGPROB_RELATIVE_TOLERANCE: f64 = 2e-6;
 
 fn logprob_tolerance(expected: f64) -> f64 {
@@ -67,7 +67,7 @@ struct ExpectedItem {
     choices: Vec<ExpectedChoice>,
     /// Expected word and generated word.
     words: Option<[String; 2]>,
-    /// Whether the answer with the highest sum is correct; `acc_norm` is the same per character.
+    /// Whether the best answer by the sum is correct; `acc_norm` uses the sum per character instead.
     acc: Option<bool>,
     acc_norm: Option<bool>,
     /// Best choice by the sum; `per_token` is the best choice by the mean per token.
@@ -104,7 +104,7 @@ fn built_in() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories")
 }
 
-/// Checks every case of a model whose protocol starts with `task`.
+/// Checks the cases for a model in which the protocol's name starts with `task`.
 #[track_caller]
 fn check(model: &str, folder: &Path, task: &str) {
     let loaded = load(folder);
@@ -115,7 +115,7 @@ fn check(model: &str, folder: &Path, task: &str) {
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Checks every case of a task with the two models in the repository.
+/// Checks every case of a task for the two models in the repository.
 #[track_caller]
 fn check_repository_models(task: &str) {
     check("tiny-checkpoint", &fixture_path("tiny-checkpoint"), task);
@@ -138,7 +138,7 @@ impl Case {
             parameter: number.or(protocol.parameter.and_then(|parameter| parameter.default)).unwrap_or(0),
             context: self.context,
             limit: None,
-            // The harness received the same entries as its training split.
+            // The harness also used these entries as its training split.
             shots: self.num_fewshot.zip(protocol.few_shot).map(|(count, source)| Shots {
                 count,
                 seed: 1234,
@@ -349,7 +349,7 @@ fn questions_and_texts_match_the_oracle() {
     }
 }
 
-/// Compares a model with itself under another configuration of the same weights.
+/// Compares a model with a copy that has the same weights but a different `config.json`.
 #[track_caller]
 fn check_kl(name: &str, folder: &Path) {
     let Expected { other_config, cases } = expected();
@@ -383,7 +383,7 @@ fn check_kl(name: &str, folder: &Path) {
 #[test]
 fn kl_matches_the_oracle() {
     check_kl("tiny-checkpoint", &fixture_path("tiny-checkpoint"));
-    // A folder whose `config.json` counts; a GGUF file has its own sizes.
+    // Convert the built-in model to a folder, because `config.json` does not affect a GGUF file.
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("stories");
     let options = ConvertOptions { output: output.clone(), dtype: WrittenDType::F32 };

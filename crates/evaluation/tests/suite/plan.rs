@@ -1,4 +1,4 @@
-//! Complete evaluations: invalid options, notes, reports in order, and interrupted and resumed runs.
+//! Complete evaluations: invalid options, notes, ordered reports, and interrupted and resumed runs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ fn loaded(options: &ModelOptions) -> LoadedModel {
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// Notes of a run, its reports, and the error that ended it, if any.
+/// Notes from a run, its reports, and the error that ended the run, if any.
 type Evaluated = (Vec<String>, Vec<Report>, Option<EvaluationError>);
 
 fn evaluate(options: EvaluationOptions, reporter: &dyn Reporter) -> Result<Evaluated, EvaluationError> {
@@ -187,7 +187,7 @@ fn kl_needs_a_second_model() {
 #[test]
 fn interrupted_run_keeps_its_items_and_resumes() {
     let folder = Folder::new();
-    // Scored choices, generated words, and windows of two models.
+    // The protocols cover scored choices, generated words, and windows for two models.
     let options_with = |items: &str, resume: bool| EvaluationOptions {
         data: ["passages.jsonl", "passages.jsonl", "text.txt"].map(|name| folder.file(name)).into(),
         context: Some(64),
@@ -231,7 +231,7 @@ fn interruption_stops_the_preparation_of_a_long_text() {
     fs::write(folder.file("long.txt"), "The king of France is dead. ".repeat(60_000)).unwrap();
     for protocol in ["text:bits", "wikitext:hf-64", "wikitext:megatron", "wikitext:llama.cpp", "kl"] {
         let options = EvaluationOptions { data: vec![folder.file("long.txt")], ..options(&[protocol]) };
-        // There is no other check before the tokens are available.
+        // The first check for an interruption happens while the text is being encoded.
         let found = evaluate(options, &Interrupter::after(0));
         assert!(matches!(found, Err(EvaluationError::Interrupted)), "{protocol}");
     }
@@ -240,8 +240,8 @@ fn interruption_stops_the_preparation_of_a_long_text() {
 #[test]
 fn interrupted_model_ends_the_run_without_a_partial_item() {
     let folder = Folder::new();
-    // During the first forward pass over the scored choices, and after a few generated tokens of the
-    // words.
+    // Interrupt the first forward pass over scored choices, and the generation of a word after a few
+    // tokens.
     for (protocol, after) in [("lambada:lm-eval", 3), ("lambada:stop-words", 30)] {
         let options = EvaluationOptions {
             data: vec![folder.file("passages.jsonl")],
@@ -299,7 +299,7 @@ fn every_protocol_is_listed() {
     }
 }
 
-/// Untrusted task files must fail quickly, with short errors.
+/// Hostile task files must fail quickly, with short errors.
 #[test]
 fn hostile_task_files_fail_quickly() {
     let folder = tempfile::tempdir().unwrap();
@@ -334,8 +334,8 @@ fn hostile_task_files_fail_quickly() {
         write(&format!("level-{level}.yaml"), &format!("include: [{names}]\n"));
     }
     write("level-14.yaml", "output_type: loglikelihood\n");
-    refused("levels.yaml", "include: level-0.yaml\n", "expected at most 64 files in all");
-    // Within the limit, each file is read once.
+    refused("levels.yaml", "include: level-0.yaml\n", "expected at most 64 included files in total");
+    // Below the limit, a file that is included several times is read only once.
     write("twice.yaml", "include: [level-14.yaml, level-14.yaml]\n");
     refused("diamond.yaml", "include: [twice.yaml, twice.yaml, level-14.yaml]\n", "`doc_to_text` is missing");
     #[cfg(unix)]
@@ -405,12 +405,12 @@ fn invalid_examples_and_task_files_are_rejected() {
         (
             "metric.yaml",
             "output_type: loglikelihood\nmetric_list: [{metric: f1}]\n",
-            "expected metrics of loglikelihood (perplexity by perplexity, acc by mean), found f1",
+            "expected metrics for loglikelihood (perplexity by perplexity, acc by mean), found f1",
         ),
         (
             "split.yaml",
             "output_type: loglikelihood\ndoc_to_text: a\ndoc_to_target: b\ntest_split: test\ndataset_path: json\ndataset_kwargs: {data_files: x.jsonl}\n",
-            "no files of the split `test`",
+            "no files for the split `test`",
         ),
         (
             "bomb.yaml",

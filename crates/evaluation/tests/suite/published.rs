@@ -2,9 +2,9 @@
 //!
 //! A result is checked if `GPT2_PUBLISHED` names a folder with the model (`gpt2`, `gpt2-large`) and the
 //! data is available. The data is in the folder that `GPT2_EVALUATION_DATA` names, or in `texts` next to
-//! the folder of `GPT2_CHECKPOINTS`. Otherwise the test prints a line with what is missing.
+//! the folder that `GPT2_CHECKPOINTS` names. Otherwise, the test reports what is missing.
 //!
-//! The sources are listed with the protocols, see `gpt2 eval --list`.
+//! `gpt2 eval --list` shows the source of each result.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -21,11 +21,11 @@ const DATA_VARIABLE: &str = "GPT2_EVALUATION_DATA";
 /// Model, protocol and data file, with the published metrics: name, value and tolerance.
 type PublishedCase = (&'static str, &'static str, &'static str, &'static [(&'static str, f64, f64)]);
 
-/// Three items of LAMBADA may flip with other kernels.
+/// Tolerance for LAMBADA accuracies: three items may flip with other kernels.
 const LAMBADA_ITEMS: f64 = 3.0 / 5153.0;
-/// Five items of HellaSwag may flip, because most of its results were computed in TF32.
+/// Tolerance for HellaSwag accuracies: five items may flip, because most results come from TF32.
 const HELLASWAG_ITEMS: f64 = 5.0 / 10_042.0;
-/// Half of the last printed digit.
+/// Rounding error of a result that is published with four digits.
 const FOUR_DIGITS: f64 = 0.5e-4;
 const HUNDREDTH: f64 = 0.01;
 
@@ -85,7 +85,7 @@ fn model_folder(name: &str) -> Option<PathBuf> {
     Some(folder.join(name)).filter(|folder| folder.is_dir())
 }
 
-/// Finds a data file in the folder for data, or in `texts` next to the checkpoints.
+/// Finds a data file in the folder that the variable names, or in `texts` next to the checkpoints.
 fn data_file(name: &str) -> Option<PathBuf> {
     let sibling = |checkpoints: PathBuf| checkpoints.join("..").join("texts");
     let named = env::var_os(DATA_VARIABLE).map(PathBuf::from);

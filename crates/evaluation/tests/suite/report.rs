@@ -131,7 +131,7 @@ fn size_is_detected_from_the_shape() {
     assert_eq!(Size::of(&config(24, 1024, 50257)).map(Size::name), Some("gpt2-medium"));
     assert_eq!(Size::of(&config(36, 1280, 50257)).map(Size::name), Some("gpt2-large"));
     assert_eq!(Size::of(&config(48, 1600, 50257)).map(Size::name), Some("gpt2-xl"));
-    // distilgpt2, and a model of the same width with another vocabulary.
+    // distilgpt2, and a model that differs from gpt2 only in its vocabulary size.
     assert_eq!(Size::of(&config(6, 768, 50257)), None);
     assert_eq!(Size::of(&config(12, 768, 1024)), None);
 }

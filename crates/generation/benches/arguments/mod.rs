@@ -1,4 +1,4 @@
-//! Command-line arguments of the benchmarks.
+//! Command-line arguments for the benchmarks.
 
 use std::error::Error;
 
@@ -19,7 +19,7 @@ pub(crate) fn names() -> Result<Vec<String>, Box<dyn Error>> {
                 let name = arguments.next().unwrap_or_default();
                 if !limits::choose_instruction_set(&name) {
                     return Err(
-                        format!("{name}: this processor does not support this instruction set").into()
+                        format!("this processor does not support the instruction set `{name}`").into()
                     );
                 }
             }

@@ -571,7 +571,8 @@ fn ids_of_text(text: &str) -> Result<Vec<u32>, String> {
 /// Parses a logit bias from the command line, such as `464=-2.5`.
 #[cfg(feature = "clap")]
 fn bias_of_text(text: &str) -> Result<(Vec<u32>, f64), String> {
-    let (ids, bias) = text.split_once('=').ok_or("expected a token id, an equals sign and a number, such as 464=-2.5")?;
+    let (ids, bias) =
+        text.split_once('=').ok_or("expected a token id, an equals sign and a number, such as 464=-2.5")?;
     let bias = bias.trim().parse().map_err(|error| format!("`{bias}` is not a number: {error}"))?;
     Ok((ids_of_text(ids)?, bias))
 }

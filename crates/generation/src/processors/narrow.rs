@@ -89,9 +89,9 @@ pub(super) fn keep_typical(logits: &mut [f32], mass: f64) {
     }
 }
 
-/// Moves the first candidates to the front, in order, until their probabilities add up to `mass`.
+/// Sorts candidates by `order` until the probabilities of the sorted ones add up to `mass`.
 ///
-/// Returns the number of these candidates. The rest remain mostly unsorted.
+/// Returns the number of sorted candidates, which come first. The rest remain mostly unsorted.
 fn sort_until<T>(
     candidates: &mut [T],
     mass: f64,

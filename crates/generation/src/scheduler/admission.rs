@@ -25,8 +25,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let mut budget = self.options.chunk_tokens.saturating_sub(computed);
         while budget > 0 && (!self.prefilling.is_empty() || self.admit()?) {
             let Some(mut prefill) = self.prefilling.pop_front() else {
-                // The sequence began immediately because its prompt is already computed; that counts as work
-                // too.
+                // The sequence began immediately because its prompt is already computed. It still counts as
+                // one token of work.
                 budget -= 1;
                 continue;
             };
@@ -110,8 +110,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             self.tokenizer.as_ref().map(|tokenizer| request.text_stream(tokenizer.clone())).transpose()?;
         let assistant = self.assistant.as_ref().filter(|_| request.observers.is_empty());
         let mut text = SequenceState {
-            // Completions of one prompt differ in their streams. The same prompt in another request gives the
-            // same completion.
+            // Completions for one prompt use different streams. The same prompt in another request uses the
+            // same streams, and so gives the same completions.
             sampler: Sampler::new(
                 &request.config,
                 request.processors.clone(),
@@ -195,7 +195,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             Some(CachedPrefix { source: Source::Kept(number), .. }) => Some(*number),
             _ => None,
         };
-        // A prefix for sequences of a single request becomes the row of the next sequence.
+        // A prefix that is reserved for one request's sequences becomes the row of the next sequence.
         if !needed.is_some_and(|number| self.prefixes.is_of_sequences(number)) {
             loop {
                 if let Some(cache) = self.pool.cache(1, capacity) {
@@ -216,7 +216,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.pool.cache(1, capacity)
     }
 
-    /// Copies the computed prefix to a new sequence and returns its number of tokens.
+    /// Copies the computed prefix to a new sequence and returns the prefix length.
     fn take_over(
         &mut self,
         prefix: Option<CachedPrefix>,
@@ -277,7 +277,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         }
     }
 
-    /// Ends a request for no new tokens once its prompt is computed.
+    /// Ends a request that asks for no new tokens, once its prompt is computed.
     fn end_without_tokens(
         &mut self,
         text: SequenceState<T>,
@@ -285,7 +285,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     ) -> Result<(), GenerationError> {
         let request = text.request.id;
         let texts = match text.is_observed() {
-            // The other sequences have their own observers.
+            // Every sequence has its own observer, so this event ends only one of them.
             true => text.sequence..text.sequence + 1,
             false => {
                 self.waiting.retain(|waiting| waiting.request.id != request);
@@ -296,13 +296,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.keep_prefix(text, cache)
     }
 
-    /// Returns whether the next waiting sequence has the same prompt and may reuse this one.
+    /// Returns whether the next waiting sequence belongs to the same request and may reuse the prompt.
     pub(super) fn is_shared(&self, text: &SequenceState<T>) -> bool {
         let next = self.waiting.front().filter(|_| !text.is_observed());
         next.is_some_and(|next| next.request.id == text.request.id)
     }
 
-    /// Adds a sequence to the running ones and chooses its next token from these logits.
+    /// Adds a sequence to the running sequences and chooses its next token from these logits.
     pub(super) fn begin(
         &mut self,
         text: SequenceState<T>,

@@ -1,4 +1,4 @@
-//! Decode step of the running sequences: drafts, next tokens, and rows of the KV cache.
+//! Decode step for the running sequences: drafts, next tokens, and rows in the KV cache.
 
 use std::iter::once;
 use std::mem;
@@ -34,7 +34,7 @@ struct Computed {
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// Decodes one token of every running sequence, and accepts correct drafts.
     ///
-    /// On a CPU, the same pass prefills the next tokens of a prompt, so it reads the weights once for all.
+    /// On a CPU, the same pass prefills the next tokens of a prompt, so the weights are read only once.
     /// Returns the part of the step's prefill budget that was used.
     pub(super) fn decode(&mut self) -> Result<usize, GenerationError> {
         self.slide_full_rows()?;
@@ -63,7 +63,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let mut logits: Vec<Vec<Vec<f32>>> = lengths.iter().map(of_row).collect();
         let chosen = sample(&mut self.running, &drafts, logits.iter_mut().map(Vec::as_mut_slice));
         for (row, (chosen, draft)) in chosen.iter().zip(&drafts).enumerate() {
-            // The cache keeps the tokens that the sequence continues.
+            // Drop the rejected drafted tokens from the cache.
             let held = self.cache.lengths()[row] - lengths[row] + chosen.tokens.len();
             self.cache.truncate(row, held)?;
             self.running[row].count_draft(draft, &chosen.tokens)?;
@@ -102,7 +102,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok((begun, if begun < most && !is_observed { self.prefilling.pop_front() } else { None }))
     }
 
-    /// Returns the logits after each of `ids`; `lengths` has the number of tokens of each sequence.
+    /// Returns the logits after each of `ids`; `lengths` holds each sequence's number of tokens.
     fn pass(&mut self, ids: Vec<u32>, lengths: &[usize]) -> Result<Vec<Vec<f32>>, GenerationError> {
         let (rows, tokens) = (lengths.len(), ids.len());
         let is_even = lengths.iter().all(|length| *length == lengths[0]);
@@ -152,7 +152,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     pub(super) fn drafts(&mut self) -> Result<Vec<Vec<u32>>, GenerationError> {
         let mut drafts = vec![Vec::new(); self.running.len()];
         let texts = self.running.len();
-        // An observer sees one row for each sequence.
+        // The model's observer must see one row for each sequence, which rules out drafts of varying lengths.
         if texts > 1 && (self.token_cost >= CACHED_TOKEN_COST || self.model.is_observed()) {
             return Ok(drafts);
         }
@@ -194,7 +194,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(drafts)
     }
 
-    /// Moves sequences with a full context back to prefill, to compute the tokens of a sliding window.
+    /// Moves sequences with a full context back to prefill, to recompute the slid window.
     pub(super) fn slide_full_rows(&mut self) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
         let mut row = 0;
@@ -210,7 +210,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             let tail = before.len() - (slid_tokens(n_positions) - 1);
             let tokens = [&before[..head], &before[tail..]].concat();
             text.has_slid = true;
-            // An assistant would have to read all tokens again.
+            // The assistant would have to read the whole window again, so the sequence gets no more drafts.
             text.assisted = None;
             self.cache.truncate(row, 0)?;
             if tokens.is_empty() {
@@ -218,14 +218,14 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 continue;
             }
             let (text, cache) = self.take_row(row)?;
-            // A running sequence does not wait for other prompts.
+            // Put the window first: a running sequence must not wait for other prompts.
             let window = Prefill { text, cache, tokens, computed: 0, cached: 0, is_window: true };
             self.prefilling.push_front(window);
         }
         Ok(())
     }
 
-    /// Adds a sequence to the running ones; the position of its cache in memory determines the row.
+    /// Adds a running sequence, in the row that its cache's position in memory determines.
     pub(super) fn run(&mut self, text: SequenceState<T>, cache: Gpt2Cache) -> Result<usize, GenerationError> {
         let row = self.cache.rows_before(&cache);
         self.cache.insert(row, cache)?;
@@ -233,7 +233,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(row)
     }
 
-    /// Appends the next tokens to the sequences from row `first`, and ends those that are complete.
+    /// Appends the next tokens to the sequences from row `first`, and ends complete sequences.
     pub(super) fn extend(&mut self, first: usize, chosen: Vec<Chosen>) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
         let (mut ended, mut failed) = (Vec::new(), Vec::new());
@@ -244,7 +244,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 Err(error) => failed.push((text.request.id, error)),
             }
         }
-        // Row numbers change from this point.
+        // Removals change row numbers, so they come last.
         ended.into_iter().rev().try_for_each(|row| self.remove(row))?;
         failed.into_iter().for_each(|(request, error)| self.fail(request, error));
         Ok(())
@@ -267,7 +267,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.keep_prefix(text, cache)
     }
 
-    /// Removes a sequence from the running ones and returns it with its cache.
+    /// Removes a running sequence and returns it with its cache.
     pub(super) fn take_row(&mut self, row: usize) -> Result<(SequenceState<T>, Gpt2Cache), GenerationError> {
         let text = self.running.remove(row);
         Ok((text, self.cache.take(row)?))

@@ -1,4 +1,4 @@
-//! Events of a step, and stop reasons.
+//! Events from a step, and stop reasons.
 
 use super::request::RequestId;
 use crate::{Drafts, GenerationError, TokenLogprobs};
@@ -11,7 +11,7 @@ use crate::{Drafts, GenerationError, TokenLogprobs};
 pub enum StopReason {
     /// The model generated an end-of-text token, which is the last id.
     Eos,
-    /// A stop string was found; the text ends before it, and the ids include the token that completed it.
+    /// A stop string was found; the text ends before it, and the ids include the completing token.
     StopString,
     /// The constraint allows no more tokens; see [`Constraint`](crate::Constraint).
     Complete,
@@ -44,9 +44,9 @@ impl StopReason {
 #[derive(Debug)]
 #[must_use = "events are returned only once"]
 pub struct Step {
-    /// Events in order; if the step failed, those before the failure.
+    /// Events in order; if the step failed, only the events before the failure.
     pub events: Vec<Event>,
-    /// Failure of the device, which ended all requests.
+    /// Device failure, which ended all requests.
     pub failure: Option<GenerationError>,
 }
 
@@ -60,7 +60,7 @@ impl Step {
     }
 }
 
-/// Event of a step; [`Scheduler::step`](crate::Scheduler::step) returns them.
+/// Event from a step; returned by [`Scheduler::step`](crate::Scheduler::step).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -68,7 +68,7 @@ pub enum Event {
     ///
     /// This is the first event of each request whose prompt is needed, and occurs once.
     Begun {
-        /// Request of the event.
+        /// Request that the event belongs to.
         request: RequestId,
         /// Number of prompt tokens that were reused from another request.
         cached_tokens: usize,
@@ -77,7 +77,7 @@ pub enum Event {
     },
     /// A completion has one more token.
     Token {
-        /// Request of the event.
+        /// Request that the event belongs to.
         request: RequestId,
         /// Index among the request's `num_return_sequences` completions.
         sequence: usize,
@@ -94,21 +94,21 @@ pub enum Event {
     },
     /// A completion has ended without a token, because none was requested.
     Empty {
-        /// Request of the event.
+        /// Request that the event belongs to.
         request: RequestId,
         /// Index among the request's completions.
         sequence: usize,
     },
     /// A beam or contrastive search found its completions; the request has no other events.
     Found {
-        /// Request of the event.
+        /// Request that the event belongs to.
         request: RequestId,
         /// Completions, best first.
         texts: Vec<Found>,
     },
     /// A request cannot continue, and all of its completions have ended.
     Failed {
-        /// Request of the event.
+        /// Request that the event belongs to.
         request: RequestId,
         /// Reason for the failure.
         error: GenerationError,
@@ -126,12 +126,12 @@ pub struct Found {
     pub text: String,
     /// Stop reason.
     pub stop_reason: StopReason,
-    /// Score of a beam: its log-probability, normalized by its length.
+    /// Beam score: the log-probability, normalized by length.
     pub score: Option<f64>,
 }
 
 impl Event {
-    /// Returns the request of the event.
+    /// Returns the request that the event belongs to.
     pub fn request(&self) -> RequestId {
         match self {
             Self::Begun { request, .. }

@@ -78,15 +78,14 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     pool: KvPool,
     /// Minimum capacity of a sequence on a GPU, in tokens.
     ///
-    /// GPU kernels need the rows of a step side by side, so even short sequences get this capacity. `None`
-    /// on a CPU.
+    /// The kernels need adjacent rows in a step, so even short sequences get this capacity. `None` on a CPU.
     slot_tokens: Option<usize>,
     requests: u64,
     /// Sequences that have not begun.
     waiting: VecDeque<Waiting>,
     /// Requests for beam or contrastive search.
     searches: VecDeque<Search>,
-    /// Sequences in prefill; the first one continues.
+    /// Sequences in prefill; each step continues the first one.
     prefilling: VecDeque<Prefill<T>>,
     /// Sequences that gain a token in each step; sequence `i` is row `i` of the cache.
     running: Vec<SequenceState<T>>,
@@ -95,7 +94,7 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     observed: Observed<T>,
     /// Logits after the prompt that the next waiting sequence shares.
     ///
-    /// They are known if another sequence of its request has begun.
+    /// The logits are known if another sequence of the same request has begun.
     prompt_logits: Option<PromptLogits>,
     /// Prefixes of finished sequences, for reuse.
     prefixes: Prefixes,
@@ -186,8 +185,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// Sets the cost of an additional token in a pass, relative to a pass over a single token.
     ///
-    /// It affects the length of drafts, but never a completion. At 0.4 or above, only a sequence that runs
-    /// alone gets drafts. By default, it is estimated from the model's size.
+    /// The cost affects the length of drafts, but never a completion. At 0.4 or above, only a sequence that
+    /// runs alone gets drafts. By default, the cost is estimated from the model's size.
     pub fn set_token_cost(&mut self, token_cost: f64) {
         self.token_cost = token_cost.max(0.0);
     }
@@ -257,8 +256,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         if max_new_tokens == 0 && prompt_logprobs.is_none() && observers.is_empty() {
             self.ready.extend(texts.map(|sequence| Event::Empty { request: id, sequence }));
         } else {
-            // On a GPU, the rows of a step are adjacent, and kept prefixes would lie between them. Changes by
-            // an observer must not reach other sequences.
+            // On a GPU, kept prefixes would lie between the rows of a step, which must be adjacent. With
+            // observers, changes to the KV cache must not reach other sequences.
             let reuse = reuse.filter(|_| self.slot_tokens.is_none() && observers.is_empty());
             let reuse_group = reuse.map_or(ReuseGroup::Sequences(id.0), ReuseGroup::Reuse);
             let request = Arc::new(Accepted {
@@ -343,7 +342,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// Decodes one token of every running sequence, prefills the next chunk, and returns the events.
     ///
-    /// If requests for a search are waiting, it also runs one of them to its end.
+    /// If search requests are waiting, the step also runs one of them to completion.
     pub fn step(&mut self) -> Step {
         self.step_with(&|| ControlFlow::Continue(()))
     }
@@ -390,7 +389,7 @@ mod tests {
     use super::*;
     use crate::GenerationConfig;
 
-    /// Tokens per slot, equal to the model's context.
+    /// Number of tokens in a slot, and context length of the model.
     const SLOT: usize = 16;
 
     fn small(weights: VarBuilder) -> Gpt2LMHeadModel {
@@ -431,7 +430,7 @@ mod tests {
                     generated[usize::try_from(request.0).unwrap()] += 1;
                 }
             }
-            // Gaps from sequences that left in this step are closed before the next one.
+            // Close the gaps from sequences that left in this step, as the next step would.
             scheduler.close_gaps().unwrap();
             if let Some(free) = scheduler.pool.cache(1, SLOT) {
                 assert_eq!(scheduler.cache.rows_before(&free), scheduler.running.len(), "step {step}");
@@ -455,7 +454,7 @@ mod tests {
         }
     }
 
-    /// Observed sequences are never among or between the common rows.
+    /// Observed sequences are never part of the common rows, nor located between these rows.
     ///
     /// On a GPU, the recorded step of the common rows therefore stays valid.
     #[test]
@@ -487,7 +486,7 @@ mod tests {
                     let before = scheduler.cache.rows_before(cache);
                     assert!(before == 0 || before == scheduler.running.len(), "{before} rows before it");
                 }
-                // Rows from a different pool: inserting or removing a common row would fail.
+                // Swap in a cache from a different pool, so that inserting or removing a common row fails.
                 let others = model.new_pool(SLOT).unwrap().empty_cache();
                 let common = mem::replace(&mut scheduler.cache, others);
                 scheduler.observe().unwrap();

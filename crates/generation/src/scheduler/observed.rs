@@ -47,7 +47,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         for chosen in chosen {
             match text.append_tokens(chosen, held, n_positions, &mut self.ready) {
                 Ok(false) => {}
-                // No other sequence may reuse its KV cache.
+                // Drop the KV cache, because no other sequence may reuse it.
                 Ok(true) => return Ok(()),
                 Err(error) => {
                     self.fail(text.request.id, error);

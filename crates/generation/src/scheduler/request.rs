@@ -7,18 +7,18 @@ use candle_gpt2::{Gpt2Config, KvSlot};
 use super::text_observer::TextObserver;
 use crate::{GenerationConfig, GenerationError, LogitsProcessor, SearchMode};
 
-/// Limits of a [`Scheduler`](crate::Scheduler), passed to [`Scheduler::new`](crate::Scheduler::new).
+/// Limits for a [`Scheduler`](crate::Scheduler).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulerOptions {
     /// Maximum number of sequences that run concurrently; at least 1.
     pub max_texts: usize,
     /// Capacity of the KV cache in tokens, rounded up to a multiple of 16.
     ///
-    /// All running sequences share it, including their prompts. Each sequence uses a multiple of 16.
+    /// All running sequences share the cache, including their prompts. Each sequence uses a multiple of 16.
     pub kv_tokens: usize,
     /// Maximum number of prompt tokens that a step computes; at least 1.
     ///
-    /// It limits the time that a running sequence waits for its next token.
+    /// This limits the time that a running sequence waits for its next token.
     pub chunk_tokens: usize,
 }
 
@@ -47,7 +47,7 @@ impl SchedulerOptions {
     }
 }
 
-/// A prompt and the configuration of its completions.
+/// A prompt and the configuration for its completions.
 ///
 /// ```
 /// use candle_gpt2_generation::{GenerationConfig, Request};
@@ -68,11 +68,12 @@ pub struct Request {
     ///
     /// All streams belong to the configuration's seed.
     pub stream: u64,
-    /// Number of alternatives for the log-probabilities of new tokens; `None` for no log-probabilities.
+    /// Number of alternatives to report for each new token; `None` for no log-probabilities.
     ///
-    /// They are computed from the model's logits and the configuration's biases, before any other change.
+    /// Log-probabilities are computed from the model's logits and the configuration's biases, before any
+    /// other change.
     pub logprobs: Option<usize>,
-    /// Number of alternatives for the log-probabilities of the prompt; `None` for no log-probabilities.
+    /// Number of alternatives to report for each prompt token; `None` for no log-probabilities.
     pub prompt_logprobs: Option<usize>,
     /// Group of requests that may reuse each other's prefixes; `None` for no reuse.
     ///
@@ -85,8 +86,8 @@ pub struct Request {
     pub observers: Vec<TextObserver>,
     /// Index of the block before which prompt passes [stop](candle_gpt2::Pass::stopping_at).
     ///
-    /// It is for prompts that are only observed, with neither new tokens nor log-probabilities. At least
-    /// one block is computed.
+    /// Use this for prompts that are only observed, without new tokens or log-probabilities. At least one
+    /// block is computed.
     pub stop_at_layer: Option<usize>,
     /// Index of the first prompt token to echo before the completion.
     ///
@@ -136,7 +137,8 @@ impl Request {
 pub(super) fn check_stop(request: &Request, n_layer: usize) -> Result<(), GenerationError> {
     let Some(layer) = request.stop_at_layer else { return Ok(()) };
     if layer > n_layer {
-        let (expected, found) = (format!("at most the model's {n_layer} blocks"), layer.to_string());
+        let (expected, found) =
+            (format!("at most {n_layer}, the model's number of blocks"), layer.to_string());
         return Err(GenerationError::OptionOutOfRange { option: "stop_at_layer", expected, found });
     }
     if request.config.max_new_tokens > 0 || request.prompt_logprobs.is_some() {

@@ -41,7 +41,7 @@ pub(super) struct Accepted {
 }
 
 impl Accepted {
-    /// Creates the text stream of the completion.
+    /// Creates the text stream for a completion.
     pub(super) fn text_stream<T: Deref<Target = Tokenizer>>(
         &self,
         tokenizer: T,
@@ -76,7 +76,7 @@ pub(super) struct SequenceState<T> {
     pub(super) assisted: Option<Gpt2Cache>,
 }
 
-/// Next tokens of a sequence, and the error that prevents any more.
+/// Next tokens of a sequence, and the error that prevents further tokens.
 pub(super) struct Chosen {
     pub(super) tokens: Vec<ChosenToken>,
     pub(super) error: Option<GenerationError>,
@@ -98,7 +98,7 @@ impl<T> SequenceState<T> {
     pub(super) fn in_pass<R>(&self, compute: impl FnOnce(&mut Pass) -> R) -> R {
         let pass = Pass::inference();
         let mut pass = match self.request.stop_at_layer {
-            // A cache counts the tokens in its first layer.
+            // At least one block must run, because a cache counts the tokens in its first layer.
             Some(layer) => pass.stopping_at(layer.max(1)),
             None => pass,
         };
@@ -129,7 +129,7 @@ impl<T: Deref<Target = Tokenizer>> SequenceState<T> {
         Ok(())
     }
 
-    /// Appends the next tokens and reports them as events; returns whether the last one ends the sequence.
+    /// Appends the next tokens and reports events; returns whether the last token ends the sequence.
     ///
     /// `held` is the number of tokens in the KV cache after these tokens.
     ///

@@ -1,4 +1,4 @@
-//! Observer of a sequence, and the checks for requests with observers.
+//! Observer for a sequence, and the checks for requests with observers.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use candle_gpt2::Observer;
 
 use crate::{GenerationConfig, GenerationError, SearchMode, WhenFull};
 
-/// Observer of one sequence of a [`Request`](crate::Request).
+/// Observer for one sequence in a [`Request`](crate::Request).
 ///
 /// It sees every pass of its own sequence and nothing of other sequences. The caller keeps a handle to
 /// read what the observer recorded.

@@ -54,13 +54,13 @@ fn prompts() -> Vec<Vec<u32>> {
 
 /// Rows of different lengths need neither a padding token nor a mask.
 ///
-/// Several end-of-text tokens end them at different lengths. See huggingface/transformers#3021 and
+/// Several end-of-text tokens end the rows at different lengths. See huggingface/transformers#3021 and
 /// #4122.
 #[test]
 fn batched_rows_equal_single_rows() {
     let model = tiny();
     let prompts = prompts();
-    // End-of-text tokens that end some of the completions early.
+    // Choose end-of-text tokens that end some of the completions early.
     let ends: Vec<u32> = alone(&model, &prompts[2], &GenerationConfig::default()).0[3..5].to_vec();
     let config = GenerationConfig { max_new_tokens: 20, eos_token_id: ends, ..GenerationConfig::default() };
     let expected: Vec<_> = prompts.iter().map(|prompt| alone(&model, prompt, &config)).collect();
@@ -141,7 +141,7 @@ fn completions_do_not_depend_on_the_batch() {
     }
 }
 
-/// Rounding keys and values to 11 bits changes no greedy completion of this model, alone or in a batch.
+/// Rounding keys and values to 11 bits changes no greedy completion of this model.
 #[test]
 fn f16_cache_keeps_greedy_completions() {
     let (model, half) = (tiny(), tiny().with_kv_dtype(DType::F16));
@@ -176,7 +176,7 @@ fn sampled_completions_do_not_depend_on_the_batch() {
     }
 }
 
-/// Completions of one prompt share its keys and values; the first equals a single completion.
+/// Completions for one prompt share its keys and values; the first equals a single completion.
 #[test]
 fn completions_of_one_prompt_differ_and_are_reproducible() {
     let model = tiny();
@@ -213,7 +213,7 @@ fn batched_tokens_carry_their_decoded_text() {
     }
 }
 
-/// A long prompt is rejected with both lengths, or cut to its end or to its head and end.
+/// A long prompt is rejected with both lengths in the error message, or truncated by the policy.
 ///
 /// See huggingface/transformers#14384.
 #[test]
@@ -230,7 +230,7 @@ fn long_prompt_is_rejected_or_truncated() {
     let head_and_last = alone(&model, &long, &keep(4, 30));
     assert_eq!(head_and_last, alone(&model, &[&long[..4], &long[30..]].concat(), &config));
     assert_ne!(last.0, head_and_last.0);
-    // A prompt that fits is not cut.
+    // A prompt that fits is not truncated.
     assert_eq!(alone(&model, &long[..48], &keep(0, 10)), alone(&model, &long[..48], &config));
     for (head, last, fits) in [(0, 48, true), (8, 40, true), (8, 41, false), (0, 49, false), (0, 0, false)] {
         let result = TokenGenerator::new(&model, &long, &keep(head, last));
@@ -325,7 +325,7 @@ fn out_of_vocabulary_ids_name_the_option() {
     assert!(matches!(error, GenerationError::StopStringsWithoutTokenizer));
 }
 
-/// Generation with the KV cache gives the reference completions; see huggingface/transformers#25420.
+/// Generation with a KV cache gives the reference completions; see huggingface/transformers#25420.
 #[test]
 fn batched_completions_equal_the_reference() {
     let model = tiny();

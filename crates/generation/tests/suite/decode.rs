@@ -1,4 +1,4 @@
-//! Compares streamed and whole decoding with the `tokenizers` library, for all kinds of vocabularies.
+//! Compares streamed and whole decoding with the `tokenizers` library for all vocabulary types.
 
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::{TextStream, decode, is_fallback_byte};
@@ -20,7 +20,7 @@ fn strings(tokens: &[&str]) -> Vec<String> {
 }
 
 fn byte_level(added: &[&str]) -> Tokenizer {
-    // Every letter of the alphabet, and a few merged tokens: a whole character, and parts of two
+    // Every letter of the byte alphabet, and a few merged tokens: a whole character, and parts of two
     // characters.
     let alphabet = (0..=0x143).filter_map(char::from_u32).filter(|letter| !letter.is_control());
     let mut tokens = strings(&["</s>", "Ġthe", "ing", "ä¸Ń", "Ńä¸"]);
@@ -30,7 +30,7 @@ fn byte_level(added: &[&str]) -> Tokenizer {
     tokenizer(&decoder, &tokens, added)
 }
 
-/// Creates vocabularies that the library decodes correctly: fixtures, and one for each decoder type.
+/// Creates vocabularies that the library decodes correctly: fixtures, and one per decoder type.
 fn vocabularies() -> Vec<(String, Tokenizer)> {
     let folders = [
         "tiny-checkpoint",
@@ -79,7 +79,7 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     pieces + &stream.finish().unwrap()
 }
 
-/// Creates 9,900 short sequences of ids, and 100 that move the window of a stream several times.
+/// Creates 9,900 short id sequences, and 100 long ones that move a stream's window several times.
 ///
 /// Some of the ids have no token.
 fn sequences(tokenizer: &Tokenizer) -> impl Iterator<Item = Vec<u32>> {
@@ -100,8 +100,8 @@ fn streamed_text_equals_whole_and_library_decoding() {
         for ids in sequences(&tokenizer) {
             let whole = decode(&tokenizer, &ids, true).unwrap();
             assert_eq!(streamed(&tokenizer, &ids), whole, "{name}: {ids:?}");
-            // The library panics if its `BPEDecoder` gets no token, and replaces valid characters among
-            // SentencePiece's bytes.
+            // The library panics if its `BPEDecoder` gets no tokens. It also replaces valid characters
+            // between invalid SentencePiece bytes.
             let has_own_bytes =
                 name.ends_with("_bytes.model") && ids.iter().any(|id| is_fallback_byte(&tokenizer, *id));
             if !whole.is_empty() && !has_own_bytes {
@@ -149,7 +149,7 @@ fn completion_finishes_a_character_split_by_the_prompt() {
     }
 }
 
-/// Compares with the `sentencepiece` package and transformers.
+/// Compares decoded text with the `sentencepiece` package and transformers.
 ///
 /// `scripts/reference/vocabularies.py` wrote the expected texts.
 #[test]

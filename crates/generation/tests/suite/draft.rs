@@ -32,7 +32,7 @@ fn with_prompt_lookup(request: &Request) -> Request {
     Request::new(request.prompt.clone(), config)
 }
 
-/// Returns requests with repetitive prompts and the requests of the scheduler tests.
+/// Returns requests with repetitive prompts, and the requests from the scheduler tests.
 fn all_requests(ends: &[u32]) -> Vec<Request> {
     let mut requests = requests(ends);
     let repeated = |length: u32| prompt(length, 7).into_iter().cycle().take(30).collect::<Vec<_>>();
@@ -44,7 +44,7 @@ fn all_requests(ends: &[u32]) -> Vec<Request> {
     requests
 }
 
-/// Every completion with drafts equals the one without, alone and in a batch, in f32 and q8.
+/// A completion with drafts equals the completion without, alone and in a batch, in f32 and q8.
 ///
 /// Drafts come from prompt lookup, and from assistants that are often, seldom or never right.
 #[test]
@@ -85,14 +85,14 @@ fn drafts_do_not_change_completions() {
     }
 }
 
-/// Loads a model with this number of layers; later layers change little.
+/// Loads a model with `n_layer` layers, of which all but the first change little.
 ///
-/// A model with fewer layers is therefore a good assistant.
+/// The same model with fewer layers is therefore a good assistant.
 fn deep(n_layer: usize, dtype: WeightDType) -> Gpt2LMHeadModel {
     deep_with_context(n_layer, dtype, 48)
 }
 
-/// Loads the same model with a context of `n_positions`.
+/// Loads the same model as [`deep`], with a context of `n_positions`.
 fn deep_with_context(n_layer: usize, dtype: WeightDType, n_positions: usize) -> Gpt2LMHeadModel {
     const C: usize = 64;
     let sizes = json!({"n_embd": C, "n_inner": 4 * C, "n_layer": n_layer.max(1), "n_positions": n_positions, "n_ctx": n_positions});
@@ -126,7 +126,7 @@ fn deep_with_context(n_layer: usize, dtype: WeightDType, n_positions: usize) -> 
             let count = shape.iter().product();
             let values = (0..count).map(|_| (random.uniform() - 0.5) * 2.0 * scale).collect::<Vec<f64>>();
             let values = Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
-            // A model without layers is the same, except that its only block is zero.
+            // Without layers, load a single block of zeros, which changes nothing.
             let values =
                 if n_layer == 0 && name.starts_with("h.") { (values * 0.0).unwrap() } else { values };
             let values = if is_norm { values.ones_like().unwrap() } else { values };
@@ -137,9 +137,9 @@ fn deep_with_context(n_layer: usize, dtype: WeightDType, n_positions: usize) -> 
     Checkpoint::open(folder.path()).unwrap().load(&options, &|_| ()).unwrap()
 }
 
-/// An assistant drafts up to the end of its context, and not at all after longer prompts.
+/// An assistant drafts up to the end of its context, and nothing after a prompt that exceeds it.
 ///
-/// It reads a long prompt in pieces that do not exceed a chunk.
+/// The assistant reads a long prompt in pieces that do not exceed a chunk.
 #[test]
 fn assistant_drafts_only_within_its_context() {
     let (model, assistant) = (deep(4, WeightDType::F32), deep_with_context(1, WeightDType::F32, 20));
@@ -177,7 +177,7 @@ fn assistant_drafts_only_within_its_context() {
     }
 }
 
-/// Loads a small model with the same vocabulary that considers all tokens equally likely.
+/// Loads a small model with the same vocabulary, in which all tokens are equally likely.
 fn uniform_model() -> Gpt2LMHeadModel {
     let json = r#"{"model_type": "gpt2", "vocab_size": 300, "n_positions": 48, "n_embd": 8, "n_layer": 1, "n_head": 2}"#;
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
@@ -214,7 +214,7 @@ fn accepted_drafts_save_passes() {
     let (passes, tokens, drafts) = count_steps(&model, Some(&deep(1, WeightDType::F32)), request());
     assert_eq!((tokens, passes), (33, 33 - drafts.accepted));
     assert!(drafts.accepted > 10 && drafts.accepted <= drafts.drafted, "{passes} passes, {drafts:?}");
-    // Prompt lookup drafts tokens that repeat.
+    // If the completion continues the repetition in the prompt, every draft from prompt lookup is accepted.
     let repeated =
         Request::new([5, 9, 70].repeat(10), GenerationConfig { max_new_tokens: 18, ..config.clone() });
     let processors = LogitsProcessor::of_config(&GenerationConfig {
@@ -248,8 +248,8 @@ fn cyclic_request(max_new_tokens: usize) -> Request {
 
 /// Sequences without capacity for a draft do not prevent drafts for others.
 ///
-/// Their last token or the end of the context leaves no capacity. They read one token in each step, as
-/// they would alone.
+/// They lack capacity because their next token is the last, or because the context ends. They read one
+/// token in each step, as they would alone.
 #[test]
 fn rows_without_capacity_do_not_block_other_drafts() {
     let model = deep(4, WeightDType::F32);
@@ -261,8 +261,8 @@ fn rows_without_capacity_do_not_block_other_drafts() {
     };
     let mut scheduler = eager(&model, options(3, 400, 64));
     let long = scheduler.submit(cyclic_request(20)).unwrap();
-    // After the first of two new tokens, the next one is the last, so these sequences never have capacity
-    // for a draft.
+    // These sequences have two new tokens. After the first one, only the last is left, so they never have
+    // capacity for a draft.
     let others: Vec<(RequestId, Request)> = (0..30)
         .map(|seed| {
             let config = GenerationConfig { max_new_tokens: 2, ..GenerationConfig::default() };
@@ -289,7 +289,7 @@ fn small_model_stops_rejected_drafts_early() {
     let model = deep(4, WeightDType::F32);
     let config = GenerationConfig {
         prompt_lookup_num_tokens: Some(10),
-        // The completion repeatedly departs from the prompt.
+        // These biases make the completion depart from the prompt's cycle again and again.
         sequence_bias: vec![(vec![5, 9], -1e4), (vec![9, 70], -1e4), (vec![70, 5], -1e4)],
         max_new_tokens: 24,
         ..GenerationConfig::default()

@@ -51,7 +51,7 @@ fn observed(request: &Request, observer: &Arc<Mutex<Steer>>) -> Request {
     Request { observers: vec![TextObserver::new(observer.clone())], ..request.clone() }
 }
 
-/// Collected events of a request, including the number of reused tokens.
+/// Events collected for a request, including the number of reused tokens.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Report {
     cached: usize,
@@ -123,7 +123,7 @@ fn sixteen_requests() -> Vec<Request> {
         .collect()
 }
 
-/// One steered and one recorded sequence do not affect the other fourteen of a batch.
+/// One steered and one recorded sequence do not affect the other fourteen in a batch.
 ///
 /// The fourteen get the same completions and log-probabilities as alone, and so does the steered one.
 /// The test covers every weight dtype, with KV caches in f32 and q8.
@@ -180,7 +180,7 @@ fn observers_do_not_affect_other_sequences() {
     }
 }
 
-/// The KV cache of a steered sequence is never reused, and such a sequence reuses no other.
+/// A steered sequence's KV cache is never reused, and a steered sequence reuses no other cache.
 #[test]
 fn observed_prefixes_are_never_shared() {
     let model = tiny();
@@ -244,7 +244,7 @@ fn each_sequence_has_its_own_observer() {
     }
 }
 
-/// Observer that fails at the third pass.
+/// Observer that fails in the third pass.
 struct Broken(usize);
 
 impl Observer for Broken {
@@ -261,7 +261,7 @@ impl Observer for Broken {
     }
 }
 
-/// An observer that fails, at the prompt or later, ends only its own request.
+/// An observer that fails, during the prefill or later, ends only its own request.
 #[test]
 fn failing_observer_ends_only_its_own_request() {
     let model = tiny();
@@ -323,7 +323,7 @@ impl Observer for Reach {
 
 /// The prefill of an observe-only prompt stops at the requested block, in each chunk.
 ///
-/// Up to that block, every bit is the same as without the stop.
+/// Up to that block, the results are bit-identical to the results of a full pass.
 #[test]
 fn observed_prompt_stops_at_the_requested_block() {
     let model = tiny();
@@ -357,7 +357,11 @@ fn observed_prompt_stops_at_the_requested_block() {
         (
             0,
             last + 2,
-            format!("`stop_at_layer`: expected at most the model's {} blocks, found {}", last + 1, last + 2),
+            format!(
+                "`stop_at_layer`: expected at most {}, the model's number of blocks, found {}",
+                last + 1,
+                last + 2
+            ),
         ),
         (1, 1, "passes that stop at a block have no logits".into()),
     ] {

@@ -79,7 +79,7 @@ fn single_value_is_accepted_as_a_list() {
     assert!(options.set("seed", json!(-1)).is_err() && options.set("heat", json!(1)).is_err());
 }
 
-/// A temperature of 0 equals `--greedy` and `do_sample=False`, with any of the sampling options.
+/// A temperature of 0 is equivalent to `--greedy` and `do_sample=False`, whatever else is set.
 #[test]
 fn zero_temperature_is_greedy() {
     let files =
@@ -106,9 +106,9 @@ fn zero_temperature_is_greedy() {
 #[test]
 fn zero_temperature_notes_ignored_options() {
     let notes = |fields: Value| options(&fields).notes();
-    let expected = "`temperature` 0 is greedy: `top_k`, `seed` have no effect";
+    let expected = "`temperature` 0 selects greedy decoding, so `top_k`, `seed` have no effect";
     assert_eq!(notes(json!({"temperature": 0.0, "top_k": 4, "seed": 7})), [expected]);
-    let expected = "`temperature` 0 is greedy: `do_sample` has no effect";
+    let expected = "`temperature` 0 selects greedy decoding, so `do_sample` has no effect";
     assert_eq!(notes(json!({"temperature": 0.0, "do_sample": true})), [expected]);
     for silent in [json!({"temperature": 0.0}), json!({"temperature": 0.5, "top_k": 4}), json!({})] {
         assert_eq!(notes(silent), Vec::<String>::new());
@@ -124,8 +124,8 @@ fn conflicts_name_the_options() {
             json!({"num_beams": 3, "penalty_alpha": 0.5}),
             "`num_beams` and `penalty_alpha` are mutually exclusive",
         ),
-        (json!({"temperature": -0.5}), "`temperature`: expected at least 0 (0 is greedy)"),
-        (json!({"temperature": 1e39}), "`temperature`: expected at least 0 (0 is greedy)"),
+        (json!({"temperature": -0.5}), "`temperature`: expected at least 0 (0 selects greedy decoding)"),
+        (json!({"temperature": 1e39}), "`temperature`: expected at least 0 (0 selects greedy decoding)"),
         (json!({"num_assistant_tokens": 3}), "`num_assistant_tokens` needs an assistant"),
         (json!({"repetition_penalty": 0.0}), "`repetition_penalty`: expected greater than 0"),
     ] {

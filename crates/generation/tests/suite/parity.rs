@@ -15,7 +15,7 @@ use candle_gpt2_testing::{checkpoints, device, fixture_path, json_fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
 use serde_json::Value;
 
-/// Tolerance for log-probabilities of two f32 computations; both take the logarithm in f64.
+/// Tolerance between log-probabilities from two f32 computations that take the logarithm in f64.
 const LOGPROB: f64 = 1e-4;
 /// Tolerance on a GPU, where logits of magnitude 10 differ by this much.
 const LOGPROB_ON_GPU: f64 = 1e-3;
@@ -114,7 +114,7 @@ fn scores_equal_transformers_in_one_or_many_windows() {
     }
 }
 
-/// Compares 60 greedy tokens from three prompts, and a score, on a third-party GPT-2.
+/// Compares a third-party GPT-2 with transformers: 60 greedy tokens for three prompts, and a score.
 #[test]
 fn published_tarotble_checkpoint_equals_transformers() {
     let Some(folder) = checkpoints() else { return };
@@ -141,8 +141,8 @@ fn generation_stops_for_each_reason() {
     let until = GenerationConfig { eos_token_id: vec![299, ids[2]], ..greedy(&model, 40) };
     let end = ids.iter().position(|id| *id == ids[2]).unwrap();
     assert_eq!(generate(&model, &prompt, &until), (ids[..=end].to_vec(), StopReason::Eos));
-    // 48 positions: three for the prompt and 45 for tokens that are read. One more token is generated but
-    // not read.
+    // Of the 48 positions, three hold the prompt and 45 hold new tokens that are read. One more token is
+    // generated but not read.
     let forever = GenerationConfig { eos_token_id: vec![], ..greedy(&model, usize::MAX) };
     let (ids, reason) = generate(&model, &prompt, &forever);
     assert_eq!((ids.len(), reason), (46, StopReason::Context));

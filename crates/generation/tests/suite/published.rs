@@ -1,4 +1,4 @@
-//! Acceptance tests of real checkpoints with published completions.
+//! Acceptance tests for real checkpoints with published completions.
 //!
 //! They cover penalties, beams, banned and allowed words, batches and contrastive search. Greedy
 //! completions, logits and losses are in the table of `gpt2 verify --published`.
@@ -18,7 +18,7 @@ use candle_gpt2_generation::{
 use candle_gpt2_testing::skipped;
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, encode};
 
-/// Environment variable that names the folder of the published checkpoints.
+/// Environment variable that names the folder with the published checkpoints.
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
 /// Tolerance for scores, which are published with four digits.
 const SCORE: f64 = 1e-4;
@@ -41,7 +41,7 @@ fn published(name: &str) -> Option<Published> {
 }
 
 impl Published {
-    /// Returns a greedy configuration with this maximum length of prompt and completion together.
+    /// Returns a greedy configuration with this maximum total length of prompt and completion.
     fn up_to(&self, max_length: usize) -> GenerationConfig {
         let eos_token_id = self.model.config().eos_token_id.clone();
         let max_length = Some(max_length);
@@ -105,7 +105,7 @@ fn gpt2_batch_of_two() {
     let Some(gpt2) = published("gpt2") else { return };
     let prompts = ["Hello, my dog is a little", "Today, I"].map(|prompt| gpt2.ids(prompt));
     let mut texts = [String::new(), String::new()];
-    // For both prompts, the source counts the padded length of the longer one, which is seven tokens.
+    // The source counts seven tokens for both prompts, because it pads the shorter prompt to this length.
     let config = gpt2.new_tokens(13);
     for token in
         BatchGenerator::new(&gpt2.model, Request::each(&prompts, &config), 2, Some(&gpt2.tokenizer)).unwrap()
@@ -174,7 +174,7 @@ fn gpt2_diverse_beams() {
             ControlFlow::Continue(())
         })
         .unwrap();
-        // The source pads the shorter prompt, which costs its completions a token.
+        // The source pads the shorter prompt, which makes that prompt's completions one token shorter.
         for (text, expected) in found.iter().zip(expected) {
             let text = gpt2.decoded(&text.ids);
             assert!(
@@ -205,7 +205,7 @@ fn gpt2_bad_words() {
 #[test]
 fn gpt2_allowed_tokens() {
     let Some(gpt2) = published("gpt2") else { return };
-    /// Line breaks end the paragraph; after one, only the end-of-text token is allowed.
+    /// Tokens that end the paragraph; only the end-of-text token is allowed after them.
     const LINE_BREAKS: [u32; 2] = [198, 628];
     let one_paragraph = || {
         LogitsProcessor::AllowedTokens(AllowedTokens::new(|history| {

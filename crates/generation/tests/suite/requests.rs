@@ -14,7 +14,7 @@ use candle_gpt2_weights::{Tokenizer, WeightDType};
 
 use super::scheduler::{options, prompt, scheduler, tiny, tiny_in};
 
-/// Collected events of a request.
+/// Events collected for a request.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Report {
     prompt: Vec<Option<TokenLogprobs>>,
@@ -60,8 +60,8 @@ fn scored(length: u32, seed: u32, config: GenerationConfig, alternatives: usize)
 
 /// Tolerance between scoring and generation: a few f32 roundings.
 ///
-/// Scoring reads whole windows; their attention may sum in a different order than attention with a KV
-/// cache.
+/// Scoring reads whole windows. The attention over a whole window may sum in a different order than the
+/// attention with a KV cache.
 const OTHER_ORDER: f64 = 1e-5;
 
 fn assert_close(found: &[Option<f64>], expected: &[Option<f64>]) {
@@ -76,7 +76,7 @@ fn assert_close(found: &[Option<f64>], expected: &[Option<f64>]) {
     }
 }
 
-/// Reported log-probabilities equal those from scoring the whole text, regardless of the sampler.
+/// Reported log-probabilities equal the scores of the whole text, regardless of the sampler.
 #[test]
 fn reported_logprobs_equal_the_score() {
     let model = tiny();
@@ -107,7 +107,7 @@ fn reported_logprobs_equal_the_score() {
     }
 }
 
-/// A token has the same log-probability among its alternatives, and the largest one if it is greedy.
+/// A greedy token is its own most probable alternative, with the same log-probability.
 #[test]
 fn greedy_token_is_its_best_alternative() {
     let model = tiny();
@@ -158,7 +158,7 @@ fn logprobs_include_biases_but_not_sampling() {
     assert_eq!(report.logprobs[&0][0].as_ref().unwrap().alternatives, plain.alternatives, "not a bias");
 }
 
-/// Completion `i` of a request with stream `s` equals completion `s + i` of a request with stream 0.
+/// Completion `i` of a request with stream `s` equals completion `s + i` with stream 0.
 #[test]
 fn sequences_use_consecutive_streams() {
     let model = tiny();
@@ -238,7 +238,7 @@ fn prefix_reuse_does_not_change_completions() {
     }
 }
 
-/// Requests reuse prefixes only within a reuse group; a repeated prompt computes only its last token.
+/// Prefixes are reused only within a reuse group; a repeated prompt computes only its last token.
 #[test]
 fn prefixes_are_shared_only_within_a_reuse_group() {
     let model = tiny();
@@ -263,7 +263,7 @@ fn prefixes_are_shared_only_within_a_reuse_group() {
     assert_eq!(cached[4..], [0, 19], "prompt scores are reused only if the earlier request computed them");
 }
 
-/// A constraint that counts up by one or two, from 10 or 11 to at most 18.
+/// A constraint that makes token ids count up by one or two, from 10 or 11 to at most 18.
 #[derive(Debug)]
 struct Counting;
 
@@ -318,7 +318,7 @@ fn completions_satisfy_their_constraint() {
             assert_eq!(report.reasons[sequence], StopReason::Complete);
         }
     }
-    // The constraint allows no more tokens before `min_new_tokens` allows the end.
+    // The constraint runs out of tokens before `min_new_tokens` permits an end-of-text token.
     let longer = GenerationConfig { min_new_tokens: 20, ..greedy };
     let mut scheduler = scheduler(&model, options(8, 4_000, 48));
     scheduler

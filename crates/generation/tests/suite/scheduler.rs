@@ -88,7 +88,7 @@ pub(super) fn alone(model: &Gpt2LMHeadModel, request: &Request) -> Completion {
     Completion { ids, reason: tokens.stop_reason(), error: None }
 }
 
-/// Creates requests of all lengths and kinds: greedy, sampled, penalized, sliding, ended by a token.
+/// Creates requests of all lengths and kinds: greedy, sampled, penalized, sliding, with end tokens.
 pub(super) fn requests(ends: &[u32]) -> Vec<Request> {
     let greedy = GenerationConfig { max_new_tokens: 14, ..GenerationConfig::default() };
     let configs = [
@@ -112,10 +112,9 @@ pub(super) fn requests(ends: &[u32]) -> Vec<Request> {
     each.map(|((length, seed), config)| Request::new(prompt(*length, seed), config.clone())).collect()
 }
 
-/// Every completion that is not canceled equals that of its request run alone.
+/// Every completion that is not canceled equals the completion of its request run alone.
 ///
-/// Requests arrive one by one, with chunked prompts and little memory, and their neighbors are canceled
-/// at random.
+/// Requests arrive one by one, with chunked prompts and little memory, and others are canceled at random.
 #[test]
 fn completions_do_not_depend_on_other_requests() {
     let model = tiny();
@@ -162,8 +161,8 @@ fn completions_do_not_depend_on_other_requests() {
 
 /// The logits after a prompt do not depend on the chunk sizes, bit for bit.
 ///
-/// This holds for every weight dtype with every KV cache dtype. Scoring without a cache gives the bits
-/// of a cache in f32.
+/// This holds for every weight dtype with every KV cache dtype. Scoring without a cache gives the
+/// same bits as an f32 cache.
 #[test]
 fn logits_do_not_depend_on_chunk_sizes() {
     let weights = WeightDType::all().filter(|dtype| dtype.on_cpu().is_ok());
@@ -265,7 +264,7 @@ fn prefill_chunk_shares_the_decode_pass() {
 
 /// Sequences of a request share its prompt and sample from separate streams.
 ///
-/// The KV cache has capacity for one of them or for all.
+/// The KV cache has capacity for a single sequence, for some sequences or for all of them.
 #[test]
 fn sequences_of_a_request_share_its_prompt() {
     let model = tiny();
@@ -313,9 +312,9 @@ fn failing_request_does_not_affect_others() {
     assert_eq!(scheduler.kv_tokens_in_use(), 0);
 }
 
-/// If one sequence of a request fails, the request fails once, and other requests keep their tokens.
+/// If a sequence of a request fails, the request fails once, and other requests keep their tokens.
 ///
-/// The failing request has several sequences, before and after other requests.
+/// The failing request has several sequences, and is submitted before and after another request.
 #[test]
 fn failing_sequence_fails_its_request_once() {
     let model = tiny();
@@ -334,8 +333,8 @@ fn failing_sequence_fails_its_request_once() {
         texts.into_values().collect::<Vec<_>>()
     };
     for seed in 0..8 {
-        // The sampled tokens decide whether a sequence can continue, so some of the three fail, at different
-        // times.
+        // The sampled tokens decide whether a sequence can continue, so some of the three sequences fail, at
+        // different times.
         let random_end = AllowedTokens::new(|history| match history.generated().last() {
             Some(id) if id % 3 == 0 => vec![],
             _ => (0..300).collect(),
@@ -371,7 +370,7 @@ fn failing_sequence_fails_its_request_once() {
 
 /// All sequences of a request run concurrently if the limit and the memory are exactly sufficient.
 ///
-/// None of them waits for another to end.
+/// No sequence waits for another to end.
 #[test]
 fn all_sequences_of_a_request_run_concurrently() {
     let model = tiny();
@@ -447,7 +446,7 @@ fn sliding_sequence_does_not_wait_for_a_long_prompt() {
         longest = longest.max(waited);
         collect(&mut texts, events);
     }
-    // The window has 23 tokens, in chunks of eight.
+    // The window's 23 tokens are computed in chunks of eight.
     assert_eq!((longest, &texts[&(id, 0)]), (23_usize.div_ceil(8), &expected));
 }
 
@@ -478,7 +477,7 @@ fn impossible_options_and_requests_are_rejected() {
     }
 }
 
-/// Requests end without tokens, or by cancellation while waiting, in prefill, running or finished.
+/// Requests can end without tokens, or be canceled while waiting, in prefill, running or finished.
 #[test]
 fn requests_can_end_in_any_state() {
     let model = tiny();
@@ -500,7 +499,7 @@ fn requests_can_end_in_any_state() {
     assert_eq!((scheduler.step().into_result().unwrap().len(), scheduler.kv_tokens_in_use()), (0, 0));
 }
 
-/// The caller's clock measures the time of a completion, from the step that begins its prefill.
+/// The caller's clock measures a completion's time, from the step that begins the prefill.
 #[test]
 fn time_limit_uses_the_callers_clock() {
     let model = tiny();
@@ -559,9 +558,9 @@ fn failed_step_returns_its_earlier_events() {
     assert!(scheduler.step().into_result().unwrap().is_empty());
 }
 
-/// Searches are submitted like other requests and return the results of their functions.
+/// Searches are submitted like other requests and return the same results as the search functions.
 ///
-/// They run alone or together with completions that are decoded token by token.
+/// Searches can run together with completions that are decoded token by token.
 #[test]
 fn searches_run_as_requests() {
     let (model, keep_going) = (tiny(), || ControlFlow::Continue(()));

@@ -1,4 +1,4 @@
-//! Tests that piecewise and batched scores equal those of whole windows and single sequences.
+//! Tests that scores in pieces and in batches equal the scores of whole windows and lone sequences.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -39,7 +39,7 @@ fn log_probability(logits: &[f32], id: u32) -> f64 {
     f64::from(logits[id as usize]) - (largest + sum.ln())
 }
 
-/// Covers windows of one and of several pieces.
+/// Covers windows that are scored in a single piece or in several pieces.
 ///
 /// Some sequences end with a single new token, or have one new token in each window.
 #[test]
@@ -84,7 +84,7 @@ fn piecewise_scores_equal_whole_windows() {
 
 /// Continuations in a batch score the same as alone, bit for bit.
 ///
-/// They have many lengths and exceed the size of a batch.
+/// The continuations have various lengths, and some sets exceed the size of a batch.
 #[test]
 fn batched_continuations_score_as_alone() {
     let model = built_in(WeightDType::F32);

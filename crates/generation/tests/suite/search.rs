@@ -12,7 +12,7 @@ use candle_gpt2_testing::{fixture_path, json_fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions};
 use serde_json::{Value, json};
 
-/// Tolerance between the scores of two f32 computations.
+/// Tolerance between scores from two f32 computations.
 const SCORE: f64 = 1e-4;
 
 fn tiny() -> Gpt2LMHeadModel {
@@ -55,8 +55,8 @@ fn assert_beams_equal(cases: &Value, at_least: usize) {
 
 /// Returns the ids in the form that the reference uses.
 ///
-/// With groups, the reference replaces every final end-of-text token by the first one. This crate keeps
-/// the token.
+/// With groups, the reference replaces every final end-of-text token with the first configured one. This
+/// crate keeps the token.
 fn shown_ids(ids: &[u32], config: &GenerationConfig) -> Vec<u32> {
     let mut ids = ids.to_vec();
     if config.num_beam_groups > 1
@@ -67,7 +67,7 @@ fn shown_ids(ids: &[u32], config: &GenerationConfig) -> Vec<u32> {
     ids
 }
 
-/// Compares 36 searches: length penalties, all stop conditions, several end-of-text tokens, processors.
+/// Compares 36 searches with length penalties, stop conditions, end-of-text tokens and processors.
 #[test]
 fn beam_search_equals_transformers() {
     assert_beams_equal(&json_fixture("generation")["beams"], 36);
@@ -145,8 +145,8 @@ fn searches_stop_at_the_context_limit() {
     let prompt = [7u32; 46];
     let beams = config(&json!({"num_beams": 2, "max_new_tokens": 9}));
     let found = beam_search(&model, &prompt, &beams, &[], None, &|| ControlFlow::Continue(())).unwrap();
-    // 48 positions: 46 for the prompt and two for tokens that are read. One more token is generated but
-    // not read.
+    // Of the 48 positions, 46 hold the prompt and two hold new tokens that are read. One more token is
+    // generated but not read.
     assert_eq!((found[0].ids.len(), found[0].stop_reason), (3, StopReason::Context));
     let contrastive = config(&json!({"penalty_alpha": 0.5, "top_k": 3, "max_new_tokens": 9}));
     let (found, reason) =

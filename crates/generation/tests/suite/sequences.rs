@@ -1,4 +1,4 @@
-//! Tests that scores are bit-identical in any batch and close to those of single sequences.
+//! Tests that scores are bit-identical in any batch and close to the scores of single sequences.
 
 use std::path::Path;
 
@@ -42,17 +42,17 @@ fn groups() -> Vec<Vec<Sequence>> {
     vec![
         choices(20, &[5, 9, 3, 30]),
         choices(21, &[5, 9, 3, 30]),
-        // Single tokens, so that nothing is read after the context.
+        // Single-token choices: the model reads only the context.
         choices(40, &[1, 1, 1]),
         choices(3, &[1, 2, 1, 17]),
         vec![],
-        // Single sequences: a word at the end, a window, one scored from its second token, and the shortest
-        // possible one.
+        // Groups of one sequence: a word after its context, a window, a sequence that is scored from its
+        // second token, and the shortest possible sequence.
         vec![after(&context(80), 2, 3, 80)],
         vec![after(&[], 513, 4, 257)],
         vec![after(&[], 200, 5, 1)],
         vec![after(&[7], 1, 5, 1)],
-        // A duplicated sequence, and one that extends it.
+        // A duplicated sequence, and a longer sequence that extends it.
         vec![after(&context(9), 6, 2, 9), after(&context(9), 6, 2, 9), after(&context(9), 12, 2, 9)],
         // Sequences without a common prefix.
         vec![after(&[1], 12, 2, 1), after(&[2], 15, 3, 1)],
@@ -159,7 +159,7 @@ fn group_scores_do_not_depend_on_other_groups() {
 
 #[test]
 fn first_of_equally_probable_tokens_is_greedy() {
-    // Without weights, all tokens are equally probable.
+    // With all weights zero, all tokens are equally probable.
     let config = Gpt2Config::from_json(
         r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 5, "n_embd": 6, "n_layer": 2, "n_head": 3}"#,
     );
@@ -209,7 +209,7 @@ fn invalid_sequences_are_reported() {
     assert!(matches!(diverge(&broken, &broken, &short.ids, 1).unwrap_err(), GenerationError::NotFinite));
 }
 
-/// Compares with transformers' logits of small models for two rows of tokens.
+/// Compares scores with transformers' logits for small models and two rows of tokens.
 #[test]
 fn scores_equal_transformers() {
     for case in ["gelu_new", "inverse_layer_scale", "odd_head", "untied", "one_layer"] {
@@ -275,7 +275,7 @@ fn model_does_not_diverge_from_itself() {
         assert_eq!(found.len(), 512);
         assert!(found.iter().all(|found| found.kl == 0.0 && found.same_top), "{dtype:?}");
         assert!(found.iter().all(|found| found.base_logprob == found.logprob), "{dtype:?}");
-        // The scores of the same tokens come from a different pass.
+        // `score_sequences` computes the same log-probabilities in a pass of its own.
         let scores = scored(&model, &[vec![&Sequence { ids: ids.clone(), first: 1 }]]).remove(0).remove(0);
         assert!(found.iter().zip(scores).all(|(found, score)| found.logprob == score.logprob), "{dtype:?}");
     }
@@ -291,7 +291,7 @@ fn kv_cache_dtype_causes_divergence() {
     };
     let (forward, reverse) = (mean(&model, &rounded), mean(&rounded, &model));
     assert!(forward > 1e-9 && forward < 1e-2, "{forward}");
-    // For similar distributions, the divergence is nearly symmetric, but not exactly.
+    // For similar distributions, the divergence is nearly, but not exactly, symmetric.
     assert!(forward != reverse && (forward / reverse - 1.0).abs() < 0.2, "{forward} and {reverse}");
 }
 

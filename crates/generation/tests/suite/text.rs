@@ -28,7 +28,7 @@ fn streaming_never_emits_partial_characters() {
     assert_eq!(streamed, text);
 }
 
-/// Invalid bytes decode as in transformers, at any position of the window.
+/// Invalid bytes decode as in transformers, at any position in the window.
 #[test]
 fn streamed_text_equals_whole_decoding_for_any_ids() {
     let tokenizer = tokenizer();
@@ -56,7 +56,7 @@ fn pieces(text: &str, stop_strings: &[&str]) -> (Vec<String>, bool) {
     (pieces, is_stopped)
 }
 
-/// Stop strings may span tokens, and never appear in part; see karpathy/nanoGPT#196.
+/// Stop strings may span tokens and are never shown in part; see karpathy/nanoGPT#196.
 #[test]
 fn stream_ends_before_the_first_stop_string() {
     let text = "One line.\nUser: what? 🤗 and more";
@@ -133,7 +133,7 @@ fn incremental_stop_search_equals_full_search() {
     assert!((50..350).contains(&stopped), "{stopped}");
 }
 
-/// The stop strings are parts of the model's output and span its tokens.
+/// Uses substrings of the model's output, which span several tokens, as stop strings.
 #[test]
 fn generation_ends_at_a_stop_string() {
     let folder = fixture_path("tiny-checkpoint");

@@ -1,6 +1,6 @@
 //! Checks JSON schemas and rewrites the parts that the library would misinterpret.
 //!
-//! A part that cannot be rewritten is rejected with its location.
+//! If a part cannot be rewritten, the schema is rejected with the location of that part.
 
 mod numbers;
 mod patterns;
@@ -18,14 +18,14 @@ pub(crate) use self::patterns::ANY;
 use self::places::{at, at_mut, children, pointer};
 use crate::reading;
 
-/// Maximum number of subschemas recompiled to locate an error.
+/// Maximum number of subschemas compiled to locate an error.
 const MAX_TRIES: usize = 500;
 /// Allowed escapes in strings and names.
 ///
-/// Without `\u`, each name has a single spelling, so no other spelling evades a property's schema (llguidance
-/// 1.9.1, `gen_json_object`).
+/// Since `\u` is not allowed, each name has a single spelling, and no other spelling can evade a property's
+/// schema (llguidance 1.9.1, `gen_json_object`).
 const ALLOWED_ESCAPES: &str = "nrbtf\\\"";
-/// Keywords that apply schemas to the same value.
+/// Keywords that apply further schemas to the same value.
 const APPLICATORS: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
 /// Keywords that do not restrict values.
 const ANNOTATIONS: [&str; 15] = [
@@ -51,7 +51,7 @@ const READ_TOGETHER: [[&str; 2]; 2] =
 /// Keywords whose values are counts.
 const SIZES: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 
-/// Rewrites a schema so that the library interprets it as JSON Schema defines it.
+/// Rewrites a schema so that the library interprets it as the JSON Schema standard does.
 ///
 /// # Errors
 /// If the library would misinterpret a part of the schema that cannot be rewritten.
@@ -87,7 +87,7 @@ pub(crate) fn checked(schema: &Value) -> Result<Value, String> {
 
 /// Wraps a schema for llguidance, allowing at most one space between the parts of a value.
 ///
-/// Without this bound a model could write spaces forever.
+/// Otherwise, a model could generate spaces forever.
 pub(crate) fn to_llguidance(mut schema: Value) -> TopLevelGrammar {
     let whitespace_pattern = Some(r"\x20".to_owned());
     let json_allowed_escapes = Some(ALLOWED_ESCAPES.to_owned());
@@ -99,7 +99,7 @@ pub(crate) fn to_llguidance(mut schema: Value) -> TopLevelGrammar {
 
 /// Location of the error `message` in a schema, formatted as `at POINTER: `.
 ///
-/// This is the innermost subschema that fails with the same message on its own.
+/// The location is the innermost subschema that fails on its own with the same message.
 pub(crate) fn location_of(schema: &Value, message: &str, factory: &ParserFactory) -> String {
     let mut tries = MAX_TRIES;
     let mut fails = |schema: &Value| {
@@ -110,7 +110,7 @@ pub(crate) fn location_of(schema: &Value, message: &str, factory: &ParserFactory
     let (mut place, mut pointer) = (schema, String::new());
     'inward: loop {
         for (key, child) in children(place) {
-            // A list or a table of schemas is not a schema itself, so look one level deeper.
+            // A list or table of schemas is not itself a schema, so look one level deeper.
             for (inner_key, inner) in children(child) {
                 if fails(inner) {
                     pointer = format!("{pointer}/{key}/{inner_key}");
@@ -128,7 +128,7 @@ pub(crate) fn location_of(schema: &Value, message: &str, factory: &ParserFactory
     }
 }
 
-/// Whether the root's `$schema` is a draft that ignores keywords next to a `$ref`.
+/// Whether the root's `$schema` names a draft that ignores keywords next to a `$ref`.
 fn ignores_siblings_of_references(root: &Value) -> bool {
     let draft = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
     ["04", "06", "07"].iter().any(|number| draft.contains(&format!("json-schema.org/draft-{number}/")))
@@ -158,7 +158,7 @@ fn merges_schemas(schema: &Map<String, Value>) -> bool {
         || schema.contains_key("properties") && schema.contains_key("patternProperties")
 }
 
-/// Converts sizes such as `2.0` to integers, as the library expects.
+/// Converts sizes such as `2.0` to integers, which the library expects.
 fn rewrite_sizes(schema: &mut Map<String, Value>) {
     for key in SIZES {
         if let Some(size) = schema.get_mut(key)
@@ -175,7 +175,7 @@ fn whole_number(value: &Value) -> Option<u64> {
     (0.0..numbers::LARGEST_EXACT).contains(&number).then(|| format!("{number:.0}").parse().ok()).flatten()
 }
 
-/// Rejects a `minProperties` that a repeated name could satisfy, since the library counts repetitions.
+/// Rejects a `minProperties` that repeated names could satisfy; the library counts repetitions.
 fn check_repeated_names(schema: &Map<String, Value>) -> Result<(), (&'static str, String)> {
     let least = schema.get("minProperties").and_then(Value::as_u64).unwrap_or(0);
     let required = schema.get("required").and_then(Value::as_array).map_or(0, Vec::len);
@@ -191,9 +191,9 @@ fn check_repeated_names(schema: &Map<String, Value>) -> Result<(), (&'static str
     Err(("minProperties", what))
 }
 
-/// Drops keywords that have no effect on arrays.
+/// Removes array keywords that have no effect.
 ///
-/// These are `uniqueItems: false`, and `additionalItems` unless `items` is a list. Otherwise
+/// These are `uniqueItems: false`, and `additionalItems` unless `items` is a list. Such an
 /// `additionalItems` would make the library ignore `prefixItems`.
 fn rewrite_arrays(schema: &mut Map<String, Value>) {
     if schema.get("uniqueItems") == Some(&Value::Bool(false)) {
@@ -204,7 +204,7 @@ fn rewrite_arrays(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Makes keywords adjacent that belong together, if the library would separate them.
+/// Moves related keywords next to each other if the library would otherwise separate them.
 fn keep_together(schema: &mut Map<String, Value>) {
     let splits = ["const", "enum"].iter().chain(&APPLICATORS).any(|key| schema.contains_key(*key));
     for pair in READ_TOGETHER {

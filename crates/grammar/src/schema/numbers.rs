@@ -3,9 +3,10 @@
 //! llguidance 1.9.1 reads numbers as 64-bit floats and generates a regular expression for their digits. This
 //! has three defects:
 //!
-//! - A whole bound loses its exclusivity if the other bound has the same whole part (`rx_float_range`).
+//! - An exclusive whole bound becomes inclusive if the other bound has the same whole part
+//!   (`rx_float_range`).
 //! - Multiples are written with all their decimals, which an upper bound may forbid.
-//! - Bounds are divided by `multipleOf` with rounding errors (`check_number_bounds`).
+//! - Dividing bounds by `multipleOf` introduces rounding errors (`check_number_bounds`).
 
 use serde_json::{Map, Number, Value, json};
 
@@ -15,42 +16,42 @@ use super::places::children;
 pub(super) const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
 /// [`LARGEST_EXACT`] as an integer.
 const LARGEST_WHOLE: u128 = 1 << f64::MANTISSA_DIGITS;
-/// Maximum `multipleOf`, in units of its last decimal.
+/// Maximum `multipleOf`, in units of its last decimal place.
 ///
 /// The library checks numbers digit by digit and needs a state for each remainder.
 const MAX_MULTIPLE: i128 = 10_000;
-/// Maximum decimals of a `multipleOf`.
+/// Maximum number of decimal places in a `multipleOf`.
 ///
-/// The library computes the remainder of ten units in 32 bits.
+/// The library computes remainders of ten units in 32 bits.
 const MAX_MULTIPLE_DECIMALS: u32 = 8;
-/// Maximum common multiple of `multipleOf` values that may be combined.
+/// Maximum common multiple of `multipleOf` values that are combined.
 ///
-/// The unit is the last decimal. The library multiplies two such values in 32 bits.
+/// The unit is the last decimal place. The library multiplies two such values in 32 bits.
 const MAX_COMBINED: i128 = 65_535;
-/// Maximum decimals of a bound.
+/// Maximum number of decimal places in a bound.
 ///
-/// Each decimal adds three levels to a regular expression, which is limited to 250.
+/// Each decimal place adds three levels to a regular expression, which is limited to 250 levels.
 const MAX_DECIMALS: u32 = 75;
-/// Limit on the digits of a decimal number that a 64-bit float represents exactly: 10^15.
+/// 10^15; decimal digits below this limit survive the conversion to a 64-bit float.
 const EXACT_DIGITS: i128 = 1_000_000_000_000_000;
-/// Lower bound for positive numbers, used if the library would not exclude 0.
+/// Minimum of positive numbers, used where the library would not exclude 0.
 const SMALLEST: f64 = 1e-60;
 /// Keywords that bound numbers.
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 
 type KeywordError = (&'static str, String);
 
-/// Properties of all numbers in a schema.
+/// Properties of all the number limits in a schema.
 pub(super) struct NumberContext {
-    /// Whether the library may combine limits of several subschemas.
+    /// Whether the library may combine limits from several subschemas.
     merges: bool,
     /// Number of subschemas that restrict numbers.
     limiting: usize,
     /// Whether a bound other than 0 is between -1 and 1.
     has_small_bound: bool,
-    /// Common multiple of all `multipleOf` values, in units of the smallest decimal.
+    /// Common multiple of all `multipleOf` values, in units of the smallest decimal place.
     ///
-    /// `None` if it is too large.
+    /// `None` if the common multiple is too large.
     combined: Option<i128>,
 }
 
@@ -85,12 +86,12 @@ pub(super) fn is_written_exactly(number: &Number) -> bool {
     }
 }
 
-/// Rewrites the number limits of a schema.
+/// Rewrites a schema's number limits.
 ///
 /// # Errors
-/// The keyword and the reason if the library would not enforce a limit.
+/// The keyword and the reason, if the library would not enforce a limit.
 pub(super) fn rewrite(schema: &mut Map<String, Value>, context: &NumberContext) -> Result<(), KeywordError> {
-    // The library reports bounds that are not numbers.
+    // The library itself reports bounds that are not numbers.
     let is_limit = |value: &Value| value.is_number() || value.is_boolean();
     if BOUNDS.iter().any(|key| schema.get(*key).is_some_and(|value| !is_limit(value))) {
         return Ok(());
@@ -107,7 +108,7 @@ pub(super) fn rewrite(schema: &mut Map<String, Value>, context: &NumberContext) 
         _ => None,
     };
     match multiple {
-        // Integers need a whole multiple. The library rounds the bounds itself.
+        // Integers need a whole multiple. The library itself rounds the bounds.
         Some(multiple) if is_integer => {
             let whole = multiple.digits / gcd(multiple.digits, power_of_ten(multiple.decimals).unwrap_or(1));
             schema.insert("multipleOf".into(), json!(i64::try_from(whole).unwrap_or(i64::MAX)));
@@ -164,7 +165,7 @@ fn check_bound(keyword: &'static str, number: &Number, is_integer: bool) -> Resu
     }
     match Decimal::of(value) {
         Some(decimal) if decimal.decimals <= MAX_DECIMALS => Ok(()),
-        _ => Err((keyword, format!("expected at most {MAX_DECIMALS} decimals, found {number}"))),
+        _ => Err((keyword, format!("expected at most {MAX_DECIMALS} decimal places, found {number}"))),
     }
 }
 
@@ -182,7 +183,7 @@ fn is_exact_integer(whole: i128) -> bool {
 
 /// Converts draft 4's `exclusiveMinimum: true` to a numeric bound.
 ///
-/// The library may interpret the two keywords separately.
+/// The library may otherwise interpret `exclusiveMinimum` and `minimum` separately.
 fn exclusive_as_numbers(schema: &mut Map<String, Value>) {
     for (exclusive, inclusive) in [("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")] {
         if let Some(Value::Bool(is_exclusive)) = schema.get(exclusive).cloned() {
@@ -222,7 +223,7 @@ fn multiple_of(
         };
     }
     if multiple.decimals > MAX_MULTIPLE_DECIMALS {
-        return wrong(format!("expected at most {MAX_MULTIPLE_DECIMALS} decimals, found {number}"));
+        return wrong(format!("expected at most {MAX_MULTIPLE_DECIMALS} decimal places, found {number}"));
     }
     let is_listed = ["const", "enum"].iter().any(|key| schema.contains_key(*key));
     if multiple.decimals > 0 && (is_listed || context.merges && context.limiting > 1) {
@@ -271,12 +272,12 @@ fn bounds_between_multiples(schema: &mut Map<String, Value>, multiple: Decimal) 
         Ok(())
     };
     match (first, last) {
-        // Keep it unsatisfiable, so that the library reports it.
+        // Keep the schema unsatisfiable, so that the library reports it.
         (Some(first), Some(last)) if first > last => {
             insert("minimum", Decimal { digits: 1, decimals: 0 })?;
             insert("maximum", Decimal { digits: 0, decimals: 0 })?;
         }
-        // The library may round one of two equal bounds to another multiple.
+        // The library may round one of two equal bounds to a different multiple.
         (Some(first), Some(last)) if first == last => {
             insert("minimum", multiple.times(first))?;
             insert("maximum", multiple.times(first))?;
@@ -296,7 +297,7 @@ fn bounds_between_multiples(schema: &mut Map<String, Value>, multiple: Decimal) 
 
 /// Splits the range into negative and non-negative multiples.
 ///
-/// Otherwise the library splits it itself, and then forbids trailing zeros in numbers between -1 and 0.
+/// The library would otherwise split the range itself and forbid trailing zeros in numbers between -1 and 0.
 fn split_at_zero(schema: &mut Map<String, Value>, multiple: Decimal) {
     let mut negative = json!({ "type": "number", "maximum": multiple.limit(-1).to_f64() });
     let mut other = json!({ "type": "number", "minimum": 0 });
@@ -332,7 +333,7 @@ fn exclude_whole_bounds(schema: &mut Map<String, Value>, context: &NumberContext
         ("exclusiveMaximum", "maximum", ["minimum", "exclusiveMinimum"], -1.0),
     ] {
         let Some(bound) = schema.get(exclusive).and_then(Value::as_f64) else { continue };
-        // The library handles fractional bounds and bounds on the far side of 0 correctly.
+        // The library handles fractional bounds, negative minimums and positive maximums correctly.
         if bound.fract() != 0.0 || bound * sign < 0.0 {
             continue;
         }
@@ -358,7 +359,7 @@ struct Decimal {
 }
 
 impl Decimal {
-    /// Decimal representation of a float, or `None` if it has more than 38 digits.
+    /// Decimal representation of a float; `None` if it has more than 38 digits.
     fn of(number: f64) -> Option<Self> {
         let text = format!("{number:e}");
         let (mantissa, exponent) = text.split_once('e')?;
@@ -388,19 +389,19 @@ impl Decimal {
         Self { digits: self.digits * index, ..self }
     }
 
-    /// Whether the library writes multiples with all their decimals.
+    /// Whether the library writes multiples of this number with all their decimals.
     fn needs_all_decimals(self) -> bool {
         self.digits >= 10 && self.decimals > 0
     }
 
     /// Returns an upper bound that allows the multiples up to `index`.
     ///
-    /// With an upper bound, the library rejects the bound's own prefixes, such as 0.7 for a bound of 0.75. It
-    /// writes multiples of ten units or more with all decimals.
+    /// The library rejects prefixes of an upper bound, such as 0.7 for a bound of 0.75. If `multipleOf` is
+    /// ten units or more, it writes multiples with all their decimals.
     ///
-    /// Above 0, the bound is therefore the multiple itself if it may be written without trailing zeros.
-    /// Otherwise the bound has one decimal fewer than the multiples. Below 0, it is halfway between two
-    /// multiples.
+    /// Above 0, the bound is therefore the multiple itself if multiples may be written without trailing
+    /// zeros. Otherwise, the bound has one decimal place fewer than the multiples. Below 0, the bound is
+    /// halfway between two multiples.
     fn limit(self, index: i128) -> Self {
         let digits = self.digits * index;
         if index < 0 {
@@ -414,7 +415,7 @@ impl Decimal {
 
     /// Finds a nearby float that the library reads as exactly this decimal.
     ///
-    /// The library multiplies it by ten repeatedly and rounds each time.
+    /// The library repeatedly multiplies the float by ten, with rounding.
     fn for_library(self) -> Option<f64> {
         const NEIGHBORS: u64 = 16;
         let bits = self.to_f64().to_bits();

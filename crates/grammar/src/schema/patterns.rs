@@ -1,6 +1,6 @@
-//! Translates regular expressions in schemas from ECMAScript's syntax to the library's.
+//! Translates regular expressions in schemas from ECMAScript's syntax to the library's syntax.
 //!
-//! Only constructs with different meanings in the two syntaxes need a translation.
+//! Only constructs that differ in meaning need a translation.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ const SPACES: &str = r"\t-\r \u{a0}\u{feff}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2
 
 /// Date pattern with February 29 in leap years only.
 ///
-/// The library's format allows it in every year.
+/// The library's own date format allows February 29 in every year.
 const DATE: &str = concat!(
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))",
@@ -26,7 +26,7 @@ const TIME: &str = concat!(
 /// Rewrites `pattern`, the names of `patternProperties`, and date formats.
 ///
 /// # Errors
-/// The keyword and the reason if a pattern has a different meaning in the library's syntax.
+/// The keyword and the reason, if a pattern has a different meaning in the library's syntax.
 pub(super) fn rewrite(schema: &mut Map<String, Value>) -> Result<(), (&'static str, String)> {
     if let Some(Value::String(pattern)) = schema.get_mut("pattern") {
         *pattern = rewritten(pattern).map_err(|what| ("pattern", what))?;
@@ -62,8 +62,8 @@ fn rewrite_dates(schema: &mut Map<String, Value>) {
 
 fn rewritten(pattern: &str) -> Result<String, String> {
     let wrong = |what: &str| Err(format!("`{pattern}`: {what}"));
-    // ECMAScript has no flags here. They may change the meaning of `.` and of spaces, so leave the pattern as
-    // it is.
+    // JSON Schema's patterns have no inline flags, which may change the meaning of `.` and spaces. Leave a
+    // pattern that has flags unchanged.
     let has_flags = pattern.match_indices("(?").any(|(start, _)| {
         pattern[start + 2..]
             .starts_with(|next: char| next.is_ascii_alphabetic() && next != 'P' || next == '-')

@@ -18,12 +18,12 @@ pub(super) fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
-/// JSON pointer to a path.
+/// Formats a path as a JSON pointer.
 pub(super) fn pointer(place: &[String]) -> String {
     place.iter().map(|key| format!("/{}", escaped(key))).collect()
 }
 
-/// Value at a path.
+/// Returns the value at a path.
 pub(super) fn at<'a>(root: &'a Value, place: &[String]) -> Option<&'a Value> {
     place.iter().try_fold(root, |value, key| match value {
         Value::Object(members) => members.get(key),

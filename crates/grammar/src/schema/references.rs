@@ -1,4 +1,4 @@
-//! References within a schema: finds reachable subschemas and rewrites references for the library.
+//! Finds the subschemas that references point to, and rewrites the references for llguidance.
 
 use std::collections::{HashMap, HashSet};
 
@@ -38,8 +38,8 @@ pub(super) fn places(root: &Value) -> Result<Vec<Place>, String> {
 
 /// Rewrites references so that the library finds their targets.
 ///
-/// The library splits references at each `/` and decodes nothing. Targets that cannot be addressed this way
-/// are copied to the root.
+/// The library splits references at each `/` and decodes nothing. Targets that it cannot find in this way are
+/// copied to the root.
 pub(super) fn rewrite(original: &Value, rewritten: &mut Value, places: &[Place]) -> Result<(), String> {
     let mut copies: HashMap<Place, String> = HashMap::new();
     for place in places {
@@ -57,7 +57,7 @@ pub(super) fn rewrite(original: &Value, rewritten: &mut Value, places: &[Place])
             schema.insert("$ref".into(), reference.into());
         }
     }
-    // Keys of `patternProperties` may have been rewritten, so find targets by the position of their values.
+    // `patternProperties` may have new keys, so find each target by the positions of keys instead of by name.
     for (target, name) in copies {
         let copy = renamed(original, rewritten, &target).cloned();
         if let (Some(copy), Some(root)) = (copy, rewritten.as_object_mut()) {
@@ -67,7 +67,7 @@ pub(super) fn rewrite(original: &Value, rewritten: &mut Value, places: &[Place])
     Ok(())
 }
 
-/// Finds the copy of the value at `place`; keys may have been renamed but keep their order.
+/// Finds the copy of the value at `place`; keys may have been renamed, but their order is the same.
 fn renamed<'a>(original: &Value, mut copy: &'a Value, place: &[String]) -> Option<&'a Value> {
     let mut value = original;
     for key in place {
@@ -82,7 +82,7 @@ fn renamed<'a>(original: &Value, mut copy: &'a Value, place: &[String]) -> Optio
     Some(copy)
 }
 
-/// Whether the library finds the value by its keys joined with `/`.
+/// Whether the library finds the value if the keys are joined with `/`.
 fn is_plain(place: &[String]) -> bool {
     place.iter().all(|key| !key.contains('/') && key != "patternProperties") && place.concat() != ""
 }
@@ -128,7 +128,7 @@ fn target_of(root: &Value, schema: &Map<String, Value>, place: &[String]) -> Res
     if fragment.is_empty() {
         return Ok(Some(Place::new()));
     }
-    // The library rejects this anchor.
+    // The fragment is an anchor, which the library rejects.
     let Some(keys) = fragment.strip_prefix('/') else { return Ok(None) };
     let target: Place = keys.split('/').map(|key| key.replace("~1", "/").replace("~0", "~")).collect();
     if at(root, &target).is_some() { Ok(Some(target)) } else { wrong("not found in the schema") }

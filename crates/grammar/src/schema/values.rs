@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::numbers;
 use super::places::children;
 
-/// Rejects a value that the library cannot write exactly.
+/// Rejects a schema with a `const` or `enum` value that the library cannot write exactly.
 ///
 /// # Errors
 /// The keyword and the reason.
@@ -19,7 +19,7 @@ pub(super) fn check(schema: &Map<String, Value>) -> Result<(), (&'static str, St
 fn check_value(value: &Value) -> Result<(), String> {
     match value {
         Value::Number(number) if !numbers::is_written_exactly(number) => Err(format!(
-            "expected numbers up to {} in magnitude, found {number}, which would lose digits; use a string",
+            "expected numbers of at most {} in magnitude, found {number}, which would lose digits; use a string",
             numbers::LARGEST_EXACT
         )),
         Value::String(text) if text.chars().any(is_unwritable) => Err(format!(
@@ -29,7 +29,7 @@ fn check_value(value: &Value) -> Result<(), String> {
     }
 }
 
-/// Whether JSON requires `\u` for the character or the library never writes it.
+/// Whether JSON requires `\u` for the character, or the library never writes the character.
 fn is_unwritable(character: char) -> bool {
     character.is_ascii_control() && !['\u{8}', '\t', '\n', '\u{c}', '\r'].contains(&character)
 }

@@ -1,4 +1,4 @@
-//! Vocabularies, grammars with independent checks of their texts, and random walks.
+//! Vocabularies, grammars with independent checks for their texts, and random walks.
 
 use std::sync::Arc;
 use std::thread;
@@ -29,7 +29,7 @@ pub(crate) fn compiled(vocabulary: &Vocabulary, grammar: &Grammar, ends: &[u32])
 }
 
 pub(crate) fn compiled_by(compiler: &Compiler, grammar: &Grammar, ends: &[u32]) -> Arc<dyn Constraint> {
-    // Several tests compile grammars concurrently. Retry if the queue is full, as a client would.
+    // Several tests compile grammars concurrently, so retry if the queue is full, as a client would.
     const MAX_TRIES: usize = 600;
     for _ in 0..MAX_TRIES {
         match compiler.compile(grammar, ends) {
@@ -48,7 +48,7 @@ pub(crate) fn allowed(constraint: &dyn Constraint, ids: &[u32], rows: usize) -> 
     (0..).zip(allowed).filter(|(_, allowed)| *allowed).map(|(id, _)| id).collect()
 }
 
-/// Samples allowed tokens uniformly; returns them and whether the text has ended.
+/// Samples allowed tokens uniformly; returns the tokens and whether the text has ended.
 pub(crate) fn walk(
     constraint: &dyn Constraint,
     ends: &[u32],
@@ -68,7 +68,7 @@ pub(crate) fn walk(
     (ids, false)
 }
 
-/// A grammar with an independent check of whole texts and, if possible, of prefixes.
+/// Grammar with independent checks for whole texts and, if possible, for prefixes.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) grammar: Grammar,
@@ -138,7 +138,7 @@ fn is_tree_text(text: &str) -> bool {
     serde_json::from_str(text).is_ok_and(|value| is_tree(&value))
 }
 
-/// Whether a text is a JSON object; does not parse a `Value`, whose range numbers may exceed.
+/// Whether a text is a JSON object; parses no `Value`, because a number may exceed its range.
 fn is_object(text: &str) -> bool {
     text.starts_with('{') && serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Allowed tokens equal those of byte-by-byte matching, in any order and from several threads.
+//! Allowed tokens equal the result of byte-by-byte matching, in any order and from several threads.
 
 use std::thread;
 
@@ -11,7 +11,7 @@ use crate::common::{allowed, cases, compiled, compiled_by, tiny, walk};
 const ROWS: usize = 300;
 const END: u32 = 0;
 
-/// Returns the token of each byte.
+/// Returns the token for each byte.
 fn byte_tokens() -> Vec<u32> {
     let vocabulary = tiny();
     let token = |byte: u8| (1..300).find(|id| vocabulary.token_bytes(*id) == [byte]);
@@ -24,7 +24,7 @@ fn allowed_tokens_match_byte_by_byte_matching() {
     let mut random = RandomStream::with_stream(7, 0);
     let mut multi_byte_tokens = 0;
     for case in cases() {
-        // A separate constraint of the same grammar, so that no state is shared.
+        // Two constraints from the same grammar, which share no state.
         let [constraint, bytewise] = [(); 2].map(|()| compiled(&vocabulary, &case.grammar, &[END]));
         for _ in 0..3 {
             let (ids, _) = walk(&*constraint, &[END], ROWS, 12, &mut random);
@@ -94,7 +94,7 @@ fn allowed_tokens_depend_only_on_the_prefix() {
                 let (shared, compiler, case) = (&shared, &compiler, &case);
                 scope.spawn(move || {
                     let mut random = RandomStream::with_stream(seed, 0);
-                    // Sequences that continue, fork, are dropped and are revisited.
+                    // The sequences continue, fork, are dropped and are revisited.
                     for _ in 0..6 {
                         let fresh = compiled_by(compiler, &case.grammar, &[END]);
                         let (ids, _) = walk(&*fresh, &[END], ROWS, 30, &mut random);
@@ -157,7 +157,7 @@ fn end_token_with_text_must_complete_the_match() {
     };
     assert_eq!(next("aa\\.", &[a]), [a], "the dot does not conform");
     assert_eq!(next("aa\\.", &[a, a]), [dot]);
-    // The end token would end the text before its last byte.
+    // The end token would end the text before the last byte of the match.
     assert_eq!(next("a\\.a", &[]), [a]);
     assert_eq!(next("a\\.?a", &[a]), [a]);
     assert_eq!(next("a(\\.a?)?", &[a]), [dot]);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::common::{tiny, walk};
 
-/// Time limit, far above the actual time even for a debug build on a busy machine.
+/// Time limit, far above the time needed even by a debug build on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn rejection(grammar: Grammar) -> String {
@@ -72,7 +72,7 @@ fn invalid_grammars_are_rejected_with_cause_and_location() {
         (lark("start: a\na[stop=\"x\"]: /.*/"), "`stop=` is not supported"),
         (lark("root ::= \"a\" | \"b\" root"), "this looks like GBNF"),
         (lark("start: A\nA: \"x\" A\n"), "circular reference in token \"A\""),
-        // The library runs the first lexer step of this grammar without a limit and uses gigabytes.
+        // The library runs this grammar's first lexer step without a limit and uses gigabytes of memory.
         (
             lark("start: A\nA: /(.|\\n)*a(.|\\n){30}/ & ~/(.|\\n)*b(.|\\n){30}/ & ~/(.|\\n)*c(.|\\n){31}/\n"),
             "too complex",
@@ -166,8 +166,8 @@ fn pathological_grammars_are_rejected_or_cheap() {
             compiler.compile(&grammar, &[0])
         {
             let mut random = RandomStream::with_stream(1, 0);
-            // The cost of the text is bounded too. Exceeding the bound is an error of the constraint and
-            // nothing else.
+            // The cost of generating a text is limited too. Exceeding the limit must cause a constraint error
+            // and nothing else.
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 walk(&*constraint, &[0], 300, 30, &mut random)
             }));

@@ -1,6 +1,6 @@
 //! Conformance to the JSON Schema standard.
 //!
-//! Every accepted text is valid, in any spelling, and every valid value has an accepted text.
+//! Every accepted text is valid, whatever its spelling, and every valid value has an accepted text.
 
 use std::sync::Arc;
 use std::thread;
@@ -62,7 +62,7 @@ impl Checker {
     }
 }
 
-/// Lists spellings of a value: properties in any order, whole numbers with and without a fraction.
+/// Lists spellings of a value: properties in any order, numbers with and without trailing zeros.
 pub(crate) fn spellings(value: &Value) -> Vec<String> {
     const MAX_SPELLINGS: usize = 200;
     match value {
@@ -113,7 +113,7 @@ pub(crate) fn spellings(value: &Value) -> Vec<String> {
 
 /// Lists spellings of a value that contain unnecessary escapes.
 ///
-/// The escapes are in names, in other strings or in both, and apply to all characters or only the first.
+/// The escapes are in names, in other strings or in both, and replace all characters or only the first.
 pub(crate) fn escaped_spellings(value: &Value) -> Vec<String> {
     let all = |text: &str| text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
     let upper = |text: &str| text.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect::<String>();
@@ -355,13 +355,13 @@ fn schemas_the_library_mishandles_are_rejected() {
     let cases = [
         (
             json!({ "const": 1_234_567_890_123_456_789_i64 }),
-            "at /const: expected numbers up to 9007199254740992",
+            "at /const: expected numbers of at most 9007199254740992",
         ),
         (json!({ "const": 18_446_744_073_709_551_615_u64 }), "at /const"),
         (json!({ "const": 1e300 }), "at /const"),
         (
             json!({ "items": { "enum": [1, { "a": [9_007_199_254_740_993_i64] }] } }),
-            "at /items/enum: expected numbers up to",
+            "at /items/enum: expected numbers of at most",
         ),
         (
             json!({ "type": "integer", "minimum": 9_007_199_254_740_993_i64 }),
@@ -371,10 +371,10 @@ fn schemas_the_library_mishandles_are_rejected() {
         (json!({ "maximum": 1_152_921_504_606_846_976_i64 }), "at /maximum"),
         (json!({ "type": "integer", "minimum": i64::MIN }), "at /minimum"),
         (json!({ "type": "integer", "maximum": 1e300 }), "at /maximum"),
-        (json!({ "minimum": 1e-300 }), "at /minimum: expected at most 75 decimals"),
+        (json!({ "minimum": 1e-300 }), "at /minimum: expected at most 75 decimal places"),
         (json!({ "multipleOf": 0 }), "at /multipleOf: expected a number above 0"),
         (json!({ "multipleOf": -2 }), "at /multipleOf: expected a number above 0"),
-        (json!({ "multipleOf": 1e-10 }), "at /multipleOf: expected at most 8 decimals"),
+        (json!({ "multipleOf": 1e-10 }), "at /multipleOf: expected at most 8 decimal places"),
         (json!({ "multipleOf": 0.25, "enum": [0.5] }), "at /multipleOf: 0.25 has a fraction"),
         (split, "at /allOf/0/multipleOf: 0.25 has a fraction"),
         (large, "have no common multiple up to"),

@@ -1,4 +1,4 @@
-//! Random schemas and instances, checked by an independent validator.
+//! Random schemas and instances, which an independent validator checks.
 //!
 //! Each schema is either handled correctly or rejected.
 
@@ -82,7 +82,7 @@ impl Generator {
             _ => {
                 let multiple = self.pick(&MULTIPLES);
                 let times = self.below(9) as f64 - 4.0;
-                // Use the decimal without the float's rounding error.
+                // Format with four decimals to remove the float's rounding error.
                 serde_json::from_str(&format!("{:.4}", multiple * times)).unwrap()
             }
         }
@@ -306,7 +306,7 @@ fn target<'a>(root: &'a Value, reference: &str) -> &'a Value {
     root.pointer(&reference.trim_start_matches('#').replace("%22", "\"")).unwrap()
 }
 
-/// Whether a value is valid according to the standard, for the keywords that [`Generator`] uses.
+/// Whether a value is valid according to the standard; knows the keywords that [`Generator`] uses.
 fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
     let members = match schema {
         Value::Bool(all) => return *all,
@@ -421,9 +421,9 @@ fn are_equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Converts a number's shortest spelling to units of the twelfth decimal.
+/// Converts a number's shortest spelling to units of the twelfth decimal place.
 ///
-/// `None` if it has more decimals.
+/// `None` if the number has more decimal places.
 fn units(value: &Value) -> Option<i128> {
     const DECIMALS: usize = 12;
     let text = format!("{}", value.as_f64()?);
@@ -478,7 +478,7 @@ fn random_schemas_are_correct_or_rejected() {
                 if !has_ended {
                     continue;
                 }
-                // Numbers beyond a float's range are JSON, but this parser rejects them.
+                // Numbers beyond a float's range are valid JSON, but serde_json rejects them.
                 let Ok(value) = serde_json::from_slice::<Value>(&bytes) else { continue };
                 walked += 1;
                 if !has_many_digits(&value) && !is_valid(&schema, &schema, &value) {

@@ -1,4 +1,4 @@
-//! Integration tests of the crate, one module per subject.
+//! Integration tests for the crate, with one module per subject.
 //!
 //! They form one program because linking takes longer than compiling.
 

@@ -24,7 +24,7 @@ fn models() -> Vec<LoadedModel> {
     paths.into_iter().map(load).collect()
 }
 
-/// A finished completion: tokens, decoded text and stop reason.
+/// Finished completion: tokens, decoded text and stop reason.
 type Completion = (Vec<u32>, String, StopReason);
 
 /// Generation configurations to test.
@@ -44,7 +44,7 @@ fn configurations(model: &LoadedModel, eos_token_id: &[u32]) -> Vec<GenerationCo
     configurations
 }
 
-/// Generates the completions of all requests in one batch.
+/// Generates the completions for all requests in one batch.
 fn completions(
     model: &LoadedModel,
     requests: Vec<Request>,
@@ -76,7 +76,7 @@ fn completions(
 fn check(case: &Case, text: &str, reason: StopReason) {
     match reason {
         StopReason::Eos | StopReason::Complete => assert!((case.is_whole)(text), "{}: {text:?}", case.name),
-        // A truncated character decodes to this.
+        // A truncated character decodes to U+FFFD.
         _ => {
             let text = text.strip_suffix('\u{FFFD}').unwrap_or(text);
             assert!((case.is_prefix)(text), "{}: {text:?}", case.name);
@@ -117,7 +117,7 @@ fn finished_completions_conform_alone_and_in_a_batch() {
     assert!(["eos", "complete", "max_new_tokens"].iter().all(|reason| reasons[reason] > 5), "{reasons:?}");
 }
 
-/// One constraint can serve many requests, as with a file of prompts.
+/// One constraint can serve many requests, such as all the prompts in a file.
 #[test]
 fn one_constraint_serves_many_requests() {
     let model = models().swap_remove(1);

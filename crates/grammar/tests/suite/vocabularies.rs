@@ -1,4 +1,4 @@
-//! Vocabularies of various tokenizers.
+//! Vocabularies from various tokenizers.
 
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_engine::Vocabulary;
@@ -28,7 +28,7 @@ fn model_without_tokenizer_is_rejected() {
 
 #[test]
 fn tokens_with_equal_text_are_allowed_together() {
-    // `Ġa` and the added ` a` write the same two bytes.
+    // `Ġa` and the added token ` a` decode to the same two bytes.
     let tokenizer = byte_level(&["<s>", "a", "Ġa", "Ġ", "b"], &[" a", "<other>"]);
     assert_eq!(tokenizer.decode(&[2, 5], true).unwrap(), " a a");
     let vocabulary = vocabulary(tokenizer, 10);
@@ -45,7 +45,7 @@ fn special_like_and_padding_tokens_are_never_allowed() {
     let vocabulary = vocabulary(byte_level(&["<s>", "a", "<", ">", "s"], &["<other>"]), 64);
     let constraint = compiled(&vocabulary, &Grammar::Regex("(?s).*".into()), &[0]);
     assert_eq!(allowed(&*constraint, &[], 64), [0, 1, 2, 3, 4]);
-    // An end token in the padding writes nothing.
+    // An end token in the padding adds nothing to the text.
     let constraint = compiled(&vocabulary, &Grammar::Regex("(?s).*".into()), &[63]);
     assert_eq!(allowed(&*constraint, &[1], 64), [1, 2, 3, 4, 63]);
 }
@@ -56,14 +56,14 @@ fn bytes_without_a_token_are_dead_ends() {
     let compiler = Compiler::new(&vocabulary).unwrap();
     let error = compiler.compile(&Grammar::Regex("c".into()), &[0]).unwrap_err().to_string();
     assert_eq!(error, "regular expression: no token in the vocabulary can come next");
-    // A dead end inside the text.
+    // This grammar has a dead end inside the text.
     let constraint = compiled(&vocabulary, &Grammar::Regex("ab?c".into()), &[0]);
     let error = constraint.allow(&[1, 2], &mut [false; 4]).unwrap_err().to_string();
     assert_eq!(error, "regular expression after 2 tokens: no token in the vocabulary can come next");
-    // Only one alternative is a dead end, so the others remain allowed.
+    // Only one alternative is a dead end, so the other remains allowed.
     let constraint = compiled(&vocabulary, &Grammar::Regex("a(c|b)".into()), &[0]);
     assert_eq!(allowed(&*constraint, &[1], 4), [2]);
-    // Continuing would need a byte that no token writes, so the text ends here.
+    // Continuing would need a byte that no token has, so the text ends after the first token.
     let constraint = compiled(&vocabulary, &Grammar::Regex("a(c|d)?".into()), &[]);
     assert!(constraint.is_complete(&[1]).unwrap());
 }

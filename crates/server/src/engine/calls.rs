@@ -9,7 +9,7 @@ use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_generation::{Event, GenerationError, Request};
 use tokio::sync::mpsc;
 
-/// Capacity limits of an engine.
+/// Engine capacity limits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EngineOptions {
     /// Maximum number of concurrent completions.
@@ -26,7 +26,7 @@ pub(crate) struct EngineOptions {
 
 #[derive(Debug)]
 pub(crate) enum Update {
-    /// Event of a prompt, identified by its index in the call.
+    /// Event for a prompt, which is identified by its index in the call.
     Event { prompt: usize, event: Event },
     /// A prompt was rejected or failed, and the call ends.
     Refused { prompt: usize, error: GenerationError },
@@ -37,7 +37,7 @@ pub(crate) enum Update {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EngineState {
     Running,
-    /// No work is left after [`Command::Drain`].
+    /// All work has ended after [`Command::Drain`].
     Drained,
     Died(String),
 }
@@ -70,16 +70,16 @@ pub(super) struct Shared {
     pub(super) options: EngineOptions,
     /// Number of waiting prompts.
     pub(super) queued: AtomicUsize,
-    /// Total prompt tokens and requested new tokens of the waiting prompts.
+    /// Number of waiting tokens: the prompts' own tokens and the new tokens that they request.
     pub(super) queued_tokens: AtomicUsize,
-    /// Tokens per second as the bits of an `f64`; 0 until known.
+    /// Token rate, in tokens per second, as the bits of an `f64`; 0 until measured.
     pub(super) rate: AtomicU64,
     pub(super) draining: AtomicBool,
     /// Number of unfinished analyses.
     pub(super) analyses: AtomicUsize,
 }
 
-/// Queue slot of a prompt, released on drop.
+/// Queue slot for a prompt, released on drop.
 #[derive(Debug)]
 pub(super) struct QueueSlot {
     shared: Arc<Shared>,
@@ -93,7 +93,7 @@ impl Drop for QueueSlot {
     }
 }
 
-/// RAII guard of an unfinished analysis; a draining engine answers its questions until it is dropped.
+/// RAII guard for an analysis; while it exists, a draining engine still answers questions.
 #[derive(Debug)]
 pub(crate) struct BegunAnalysis(pub(super) Arc<Shared>);
 
@@ -119,7 +119,7 @@ impl Shared {
         Some(requests.iter().map(slot).collect())
     }
 
-    /// Estimated time until the waiting work is done.
+    /// Estimated time until all waiting prompts are completed, at most a minute.
     pub(super) fn retry_after(&self) -> Duration {
         const MAX_SECONDS: f64 = 60.0;
         let rate = f64::from_bits(self.rate.load(Ordering::Acquire));

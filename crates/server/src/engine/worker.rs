@@ -20,11 +20,11 @@ use crate::metrics::Metrics;
 
 /// Period within which a second panicking step kills the engine.
 const PANIC_WINDOW: Duration = Duration::from_secs(60);
-/// Prefill chunks per step while no completion is being decoded.
+/// Number of prefill chunks per step while no completion is being decoded.
 const IDLE_CHUNKS: usize = 4;
-/// Maximum number of request ids in one line of the log.
+/// Maximum number of request ids in one log line.
 const MAX_LISTED: usize = 64;
-/// Time that a draining thread waits for the next question before it checks for open analyses.
+/// Time that a draining thread waits for a question before it checks for unfinished analyses.
 const NEXT_QUESTION: Duration = Duration::from_millis(20);
 
 pub(super) struct Worker {
@@ -35,17 +35,17 @@ pub(super) struct Worker {
     texts: CompletionDriver<Caller>,
     panicked: Option<Instant>,
     is_draining: bool,
-    /// Whether the engine has stopped and abandons unfinished work.
+    /// Whether unfinished work is abandoned, including analyses.
     is_stopped: bool,
 }
 
-/// Client of a call.
+/// Client that submitted a call.
 struct Caller {
     id: Arc<str>,
     updates: UnboundedSender<Update>,
     at: Instant,
     prompts: Vec<Prompt>,
-    /// Whether one of its prompts has started.
+    /// Whether any prompt of the call has started.
     has_begun: bool,
 }
 
@@ -59,7 +59,7 @@ struct Prompt {
 
 impl Caller {
     fn send(&self, update: Update) {
-        // `is_gone` detects a caller that no longer listens.
+        // Fails if the caller no longer listens, which `is_gone` detects.
         _ = self.updates.send(update);
     }
 
@@ -92,7 +92,7 @@ impl Worker {
         })
     }
 
-    /// Runs until all command senders are dropped; returns the engine's final state.
+    /// Runs until the engine is drained, dies or has no handles left; returns its final state.
     pub(super) fn run(mut self) -> EngineState {
         loop {
             if !self.take_commands() {
@@ -124,7 +124,8 @@ impl Worker {
                 Err(TryRecvError::Empty) if is_busy => return true,
                 Err(TryRecvError::Empty) if self.is_draining => match self.analyses() {
                     0 => return true,
-                    // Wait for the next question. An analysis that ends sends no command, hence the timeout.
+                    // Wait for the next question, with a timeout because an analysis sends no command when it
+                    // ends.
                     _ => match self.commands.recv_timeout(NEXT_QUESTION) {
                         Ok(command) => Some(command),
                         Err(_) => return true,
@@ -151,7 +152,7 @@ impl Worker {
         match command {
             Command::Submit(submitted) => self.accept(submitted),
             Command::Ask { id, question } => {
-                // The caller notices because the answer never arrives.
+                // A panic drops the question's answer channel, so the caller receives an error.
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| question(&self.model))) {
                     self.metrics.engine_panics.inc();
                     log_failure(&id, internal(panic.as_ref()));
@@ -183,14 +184,14 @@ impl Worker {
         }
     }
 
-    /// Feeds the scheduler up to its maximum batch size, one prompt of each call in turn.
+    /// Feeds the scheduler up to its maximum batch size, with one prompt from each call in turn.
     fn feed(&mut self) {
         while let Some((call, prompt, taken)) = self.texts.feed(self.shared.options.parallel) {
             if let Some(caller) = self.texts.owner(call) {
                 caller.has_begun = true;
                 caller.prompts[prompt].slot = None;
             }
-            // Rejects the whole call, because results of its other prompts would be unused.
+            // Rejects the whole call, because its other prompts' results could not be used.
             taken.unwrap_or_else(|error| self.refuse(call, prompt, error));
         }
     }
@@ -218,7 +219,7 @@ impl Worker {
         (0..late).for_each(|_| self.metrics.reject("queue_timeout"));
     }
 
-    /// Ends the calls of selected callers, passes the callers to `on_end` and returns their number.
+    /// Ends the calls of all wanted callers, passes each caller to `on_end` and returns the count.
     fn end_all(&mut self, is_wanted: impl Fn(&Caller) -> bool, on_end: impl Fn(&Caller)) -> usize {
         let wanted = self.texts.owners().filter(|(_, caller)| is_wanted(caller)).map(|(call, _)| call);
         let wanted: Vec<CallId> = wanted.collect();
@@ -244,7 +245,7 @@ impl Worker {
                 let tokens: usize = happened.into_iter().map(|happened| self.forward(happened)).sum();
                 match failure {
                     None => self.measure(tokens, start.elapsed()),
-                    // The scheduler has already ended all of its requests.
+                    // The scheduler has already ended all its requests.
                     Some(error) => self.fail_started(&error.to_string()),
                 }
                 Ok(())
@@ -260,12 +261,12 @@ impl Worker {
         }
     }
 
-    /// Number of prompt tokens for the next step.
+    /// Maximum number of prompt tokens to prefill in the next step.
     ///
-    /// Large chunks are cheaper while no completion waits for its next token. A small batch has short decode
-    /// steps, so a chunk delays it relatively more than a large batch.
+    /// Large chunks are more efficient, and delay no one while nothing is being decoded. A small batch has
+    /// short decode steps, so a chunk delays it relatively more than a large batch.
     fn chunk_tokens(&mut self) -> usize {
-        /// Tokens per completion at which a chunk takes about as long as the decode step.
+        /// Number of prompt tokens per completion at which a chunk takes about as long as a decode step.
         const FOR_EACH_TEXT: usize = 4;
         let most = self.shared.options.prefill_chunk;
         match self.texts.scheduler().map_or(0, |scheduler| scheduler.decoding()) {
@@ -274,7 +275,7 @@ impl Worker {
         }
     }
 
-    /// Fails all started calls and logs one line for them.
+    /// Fails all started calls and logs a single line that lists them.
     fn fail_started(&mut self, cause: &str) {
         let begun = self.texts.owners().filter(|(_, caller)| caller.has_begun);
         let ids: Vec<&str> = begun.map(|(_, caller)| &*caller.id).collect();
@@ -288,7 +289,7 @@ impl Worker {
         self.fail_all(|caller| caller.has_begun, ApiError::internal);
     }
 
-    /// Forwards an event to its caller and returns the number of tokens computed for it.
+    /// Forwards an event to its caller and returns the number of tokens that the event represents.
     fn forward(&mut self, CallEvent { call, prompt, event, is_last }: CallEvent) -> usize {
         let Some(caller) = self.texts.owner(call) else { return 0 };
         let of_prompt = &mut caller.prompts[prompt];
@@ -323,7 +324,7 @@ impl Worker {
         computed
     }
 
-    /// Updates the exponential moving average of the token rate.
+    /// Updates the token rate, an exponential moving average.
     fn measure(&self, tokens: usize, time: Duration) {
         const NEW: f64 = 0.05;
         let seconds = time.as_secs_f64();

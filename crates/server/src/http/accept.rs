@@ -8,7 +8,7 @@ use hyper::header::{ACCEPT, HeaderMap};
 pub(crate) fn prefers(headers: &HeaderMap, kind: &str, usual: &str) -> bool {
     let values = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let ranges: Vec<(&str, f32)> = values.flat_map(|value| value.split(',')).filter_map(range).collect();
-    // Ranges may differ in parameters; the largest weight counts.
+    // Several ranges may name the same type with different parameters; the largest weight counts.
     let named = |kind: &str| {
         let weights = ranges.iter().filter(|(range, _)| range.eq_ignore_ascii_case(kind));
         weights.map(|(_, weight)| *weight).max_by(f32::total_cmp)

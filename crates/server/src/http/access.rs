@@ -36,8 +36,8 @@ impl AccessControl {
             IpAddr::V4(address) => address.to_string(),
             IpAddr::V6(address) => format!("[{address}]"),
         });
-        // DNS rebinding: a page can point its own host name at this machine and read what only the browser
-        // can reach.
+        // Prevents DNS rebinding: a page can point its own host name at this machine and read what only the
+        // browser can reach.
         let hosts = (own.is_some() || !allow_hosts.is_empty()).then(|| {
             let known = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
             known.into_iter().chain(own).chain(allow_hosts.iter().cloned()).collect()
@@ -60,7 +60,7 @@ impl AccessControl {
             (Some(_), Some(_)) => return Err(bad_host("more than one Host header")),
         };
         self.check_name(host.host())?;
-        // Absolute form: `GET http://name/path HTTP/1.1`.
+        // The target is in absolute form, as in `GET http://name/path HTTP/1.1`.
         let Some(named) = head.uri.authority() else { return Ok(()) };
         if head.uri.scheme().is_none() || !is_host_and_port(named) {
             return Err(bad_host("invalid request target; expected a path or an http URL"));
@@ -73,11 +73,12 @@ impl AccessControl {
         if self.hosts.as_ref().is_none_or(is_known) {
             return Ok(());
         }
-        let message = "host not allowed; this server answers to 127.0.0.1, localhost and the names added with --allow-host";
+        let message =
+            "host not allowed; the accepted hosts are 127.0.0.1, localhost and those added with --allow-host";
         Err(ApiError::new(403, message).with_code("host_not_allowed"))
     }
 
-    /// Checks the origin of the page that sends a request. Only browsers send this header.
+    /// Checks the origin of the page that sends a request. Only browsers send the Origin header.
     pub(crate) fn check_origin(&self, headers: &HeaderMap) -> Result<Origin, ApiError> {
         let mut values = headers.get_all(header::ORIGIN).iter();
         let (Some(value), more) = (values.next(), values.next()) else {
@@ -100,7 +101,7 @@ impl AccessControl {
         };
         let host = headers.get(header::HOST).and_then(authority);
         let is_own = host.is_some_and(|host| host.as_str().eq_ignore_ascii_case(from.as_str()));
-        // Behind a proxy, the server's name may differ from the name that the browser knows.
+        // Behind a proxy, the Host header may differ from the host name in the browser.
         if is_own || self.allow_hosts.iter().any(|allowed| allowed == from.host()) {
             Ok(Origin::Own)
         } else {
@@ -108,12 +109,12 @@ impl AccessControl {
         }
     }
 
-    /// Number of the request's API key, starting at 1; 0 if the server has no keys.
+    /// Returns the number of the request's API key, counted from 1, or 0 if the server has no keys.
     pub(crate) fn check_key(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         self.keys.check(headers)
     }
 
-    /// Whether answers depend on the request's origin.
+    /// Whether responses depend on the request's origin.
     pub(crate) fn shares(&self) -> bool {
         !self.cors_origins.is_empty()
     }
@@ -130,7 +131,7 @@ fn authority(value: &HeaderValue) -> Option<Authority> {
 
 /// Whether an authority is a host and an optional port number, without user information.
 ///
-/// `http` accepts any characters as the port.
+/// The `http` crate accepts any characters as the port.
 fn is_host_and_port(authority: &Authority) -> bool {
     let is_port = |port: &str| {
         // RFC 3986 allows a colon without a number.

@@ -1,7 +1,7 @@
 //! Memory budget for requested activations.
 //!
-//! A request reserves its share before it is queued and holds it until its answer is sent. All requests
-//! together hold at most four times the maximum size of one request.
+//! A request reserves memory before it is queued and holds that memory until its response is sent. All
+//! requests together hold at most four times the maximum size of one request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use hyper::body::Bytes;
 
 use crate::busy::activations_full;
 
-/// Number of maximum-size requests that fit into the memory.
+/// Number of maximum-size requests that fit into the budget.
 const LARGEST_AT_ONCE: usize = 4;
 
 /// Memory budget for a server's activations.
@@ -21,7 +21,7 @@ pub(crate) struct Activations {
     taken: AtomicUsize,
 }
 
-/// Reserved memory of a request, released on drop.
+/// Memory reserved for a request, released on drop.
 #[derive(Debug)]
 pub(crate) struct ActivationReservation {
     activations: Arc<Activations>,
@@ -40,10 +40,10 @@ impl Activations {
         Self { max_bytes: max_bytes.saturating_mul(LARGEST_AT_ONCE), taken: AtomicUsize::new(0) }
     }
 
-    /// Reserves memory for a request; returns `None` if it records no activations.
+    /// Reserves memory for a request; returns `None` if the request records no activations.
     ///
     /// # Errors
-    /// If other requests occupy all of the memory.
+    /// If other requests occupy too much of the budget.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Option<ActivationReservation>, ApiError> {
         if bytes == 0 {
             return Ok(None);
@@ -57,7 +57,7 @@ impl Activations {
 }
 
 impl ActivationReservation {
-    /// Wraps the response body so that it holds the memory until it is dropped.
+    /// Wraps a response body, which then holds the memory until the body is dropped.
     pub(crate) fn until_sent(self, body: Vec<u8>) -> Bytes {
         Bytes::from_owner(Body { body, _reservation: self })
     }

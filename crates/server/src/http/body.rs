@@ -1,4 +1,4 @@
-//! Response bodies: complete bytes, or a stream that is produced while it is sent.
+//! Response bodies: complete bytes, or a stream that is generated while it is being sent.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::record::Record;
 use super::slots::{Activity, State};
 
-/// Maximum number of pieces that wait to be sent.
+/// Maximum number of pieces waiting to be sent.
 const PIECES: usize = 16;
 
 pub(crate) enum Content {
@@ -45,7 +45,7 @@ impl Stream {
     }
 }
 
-/// Body of an answer; completes the request's record when it is sent or dropped.
+/// Response body; when it has been sent or is dropped, the request's record is complete.
 pub(crate) struct Answer {
     content: Content,
     activity: Arc<Activity>,

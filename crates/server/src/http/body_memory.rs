@@ -1,7 +1,7 @@
 //! Memory budget for request bodies.
 //!
-//! Memory is reserved as bytes arrive. If none is left, the slowest body is evicted. Clients that send a part
-//! and then drip bytes therefore cannot lock out others.
+//! Memory is reserved as bytes arrive. If none is left, the slowest body is evicted. Clients that send part
+//! of a body and then drip bytes therefore cannot lock out others.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::slots::Activity;
 use crate::busy::bodies_full;
 
-/// Maximum size of a body that bypasses the budget, because connections are limited already.
+/// Size up to which bodies bypass the budget; the connection limit bounds their total.
 const SMALL: usize = 64 << 10;
 /// Number of maximum-size bodies that fit into the budget.
 const LARGEST_AT_ONCE: usize = 4;
@@ -32,9 +32,9 @@ const MAX_WAIT: Duration = Duration::from_secs(20);
 /// Memory budget for a server's request bodies.
 #[derive(Debug)]
 pub(crate) struct BodyMemory {
-    /// Memory limit of all bodies except the oldest.
+    /// Memory limit for all bodies except the oldest.
     ///
-    /// The oldest body takes what it needs, so one upload always completes.
+    /// The oldest body gets the memory it needs, so one upload always completes.
     most: usize,
     taken: Mutex<Taken>,
     freed: Notify,
@@ -44,7 +44,7 @@ pub(crate) struct BodyMemory {
 struct Taken {
     next: u64,
     total: usize,
-    /// Largest total since the last call of [`BodyMemory::take_peak`].
+    /// Largest total since the last call to [`BodyMemory::take_peak`].
     peak: usize,
     bodies: BTreeMap<u64, Body>,
 }
@@ -58,10 +58,10 @@ struct Body {
     state: ReceiveState,
 }
 
-/// Receiving state of a body.
+/// Receive state of a body.
 #[derive(Debug)]
 enum ReceiveState {
-    /// Receiving, since the last progress or the end of the last wait for memory.
+    /// Receiving; the instant is the last progress or the end of the last wait for memory.
     Since(Instant),
     /// Waiting for memory.
     Waiting,
@@ -71,7 +71,7 @@ enum ReceiveState {
     Evicted,
 }
 
-/// Reserved memory of a body, released on drop.
+/// Memory reserved for a body, released on drop.
 #[derive(Debug)]
 pub(crate) struct BodyReservation {
     memory: Arc<BodyMemory>,
@@ -95,7 +95,7 @@ impl BodyMemory {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        // The counters are consistent whenever the lock is free.
+        // The counters are consistent whenever the lock is released, so poisoning is harmless.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,7 +104,7 @@ impl BodyMemory {
         std::mem::take(&mut self.taken().peak)
     }
 
-    /// Registers a body that is starting to arrive on the connection of `activity`.
+    /// Registers a body whose first bytes are about to arrive on the connection with this `activity`.
     pub(crate) fn begin(self: &Arc<Self>, activity: &Arc<Activity>) -> BodyReservation {
         let mut taken = self.taken();
         let number = taken.next;
@@ -121,10 +121,10 @@ impl BodyMemory {
 }
 
 impl BodyReservation {
-    /// Reserves memory so that the body has `bytes` bytes in total.
+    /// Reserves memory until the body has `bytes` bytes in total.
     ///
     /// # Errors
-    /// If other bodies occupy all of the memory.
+    /// If other bodies occupy the memory for too long, or this body is evicted.
     pub(crate) async fn reserve(&self, bytes: usize) -> Result<(), ApiError> {
         if bytes <= SMALL {
             return Ok(());
@@ -134,7 +134,7 @@ impl BodyReservation {
             if begun.elapsed() > MAX_WAIT || self.memory.taken().is_evicted(self.number) {
                 return Err(bodies_full());
             }
-            // The next check notices memory that is freed between the check and the wait.
+            // If memory is freed between the check and this wait, the check after the timeout notices it.
             _ = timeout(POLL_INTERVAL, self.memory.freed.notified()).await;
         }
         Ok(())
@@ -149,7 +149,7 @@ impl BodyReservation {
 }
 
 impl Taken {
-    /// Reserves memory for `bytes` bytes of a body, or evicts the slowest body.
+    /// Extends a body's memory to `bytes` bytes, or evicts the slowest body.
     ///
     /// Returns whether the memory was reserved.
     fn reserve(&mut self, number: u64, bytes: usize, most: usize) -> bool {
@@ -216,7 +216,7 @@ mod tests {
         reservation.memory.taken().is_evicted(reservation.number)
     }
 
-    /// Moves a body's last progress into the past.
+    /// Moves a body's last progress further into the past.
     fn age(reservation: &BodyReservation, time: Duration) {
         if let ReceiveState::Since(since) =
             &mut reservation.memory.taken().bodies.get_mut(&reservation.number).unwrap().state
@@ -232,7 +232,7 @@ mod tests {
         let bodies: Vec<BodyReservation> = (0..30).map(|_| begin(&memory)).collect();
         let count = bodies.iter().filter(|body| try_reserve(body, LARGE)).count();
         assert_eq!(count, 24);
-        // No other body gets more memory, and no body that has only started is evicted.
+        // The other bodies get no more memory, and none is evicted so soon after its start.
         assert!(!try_reserve(&bodies[1], 2 * LARGE) && !bodies.iter().any(is_evicted));
         assert!(try_reserve(&bodies[0], 8 * LARGE));
         assert!(memory.taken().total <= 32 * LARGE);

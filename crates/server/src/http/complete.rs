@@ -1,4 +1,4 @@
-//! Completions: converts a body to an engine call and its updates to a complete or streamed answer.
+//! Completions: converts a body to an engine call, and the call's updates to a response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::backend::Backend;
 use crate::engine::{Ticket, Update};
 use crate::fault::{blocking, caught};
 
-/// Maximum number of entries in a response that the async thread writes itself.
+/// Maximum number of log-probability entries in a response that the async thread writes itself.
 ///
 /// Writing such a response takes less than a millisecond.
 const SHORT_ANSWER: usize = 4 << 10;
@@ -40,7 +40,7 @@ fn is_long(requests: &[Request]) -> bool {
     total > SHORT_ANSWER || requests.iter().any(|request| !request.observers.is_empty())
 }
 
-/// Whether an event may add more than a token to a long response, such as an echo or activations.
+/// Whether an event may add more than one token to a long response, such as an echo or activations.
 fn is_costly(event: &Event) -> bool {
     match event {
         Event::Token { stop_reason, .. } => stop_reason.is_some(),
@@ -51,10 +51,10 @@ fn is_costly(event: &Event) -> bool {
 /// Media type of safetensors files.
 pub(crate) const FILE: &str = "application/octet-stream";
 
-/// SSE comment line, ignored by clients.
+/// SSE comment line, which clients ignore.
 const PING: Bytes = Bytes::from_static(b":\n\n");
 
-/// Serves a request for completions or activations; may send activations as a file.
+/// Serves a request for completions or activations; `wants_file` requests activations as a file.
 pub(crate) async fn answer(
     endpoint: Endpoint,
     received: Received,
@@ -74,7 +74,7 @@ pub(crate) async fn answer(
     if is_streamed { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
 }
 
-/// Submits a request to the engine; returns the call and whether its response is streamed.
+/// Submits a request to the engine; returns the running call and whether its response is streamed.
 fn begin(work: Work, wants_file: bool, caller: &Caller) -> Result<(Running, bool), ApiError> {
     let shared = &caller.shared;
     let Work::Texts(Call { mut requests, answer, stream, activation_bytes }) = work else {
@@ -106,11 +106,11 @@ fn limit_time(requests: &mut [Request], most: Option<Duration>) {
     }
 }
 
-/// Call accepted by the engine. Dropping it cancels the call.
+/// Call that the engine has accepted; dropping it cancels the call.
 struct Running {
     /// Id of the request.
     id: Arc<str>,
-    /// `None` while a request thread holds it.
+    /// Response so far; `None` while a request thread extends it.
     answer: Option<Answer>,
     ticket: Ticket,
     stats: Arc<RequestStats>,
@@ -128,7 +128,7 @@ impl Running {
         self.answer.as_mut().ok_or_else(lost)
     }
 
-    /// Returns the chunks that an update adds to the response; `None` once all completions are finished.
+    /// Returns the chunks that an update adds to the response, or `None` after the last update.
     ///
     /// The future must not be dropped before it completes.
     async fn handle_update(&mut self, update: Option<Update>) -> Result<Option<Vec<String>>, ApiError> {
@@ -185,7 +185,7 @@ impl Running {
 
     /// Streams the response.
     ///
-    /// It waits briefly for the first update, so that a call that fails immediately gets the right status.
+    /// Waits for the first update, up to a timeout, so that an early failure gets the right status.
     async fn in_pieces(mut self, shared: &Shared, peer: Arc<Peer>) -> Result<Response<Content>, ApiError> {
         let timeouts = shared.options.timeouts;
         let first = async {
@@ -209,7 +209,7 @@ impl Running {
     }
 
     async fn send(mut self, first: FirstUpdate, out: mpsc::Sender<Bytes>, peer: Arc<Peer>, ping: Duration) {
-        // This code remains if the stream is dropped before its end.
+        // This code stays in effect if the stream is dropped before its end.
         self.stats.set_code(CLIENT_GONE);
         let id = Arc::clone(&self.id);
         let outcome = tokio::select! {
@@ -217,14 +217,14 @@ impl Running {
             outcome = caught(&id, self.send_chunks(first, &out, ping)) => outcome,
             () = peer.closed() => Err(gone()),
         };
-        // The head was sent with a success status; the log reports the actual outcome.
+        // The head with a success status has already been sent, but the log reports the actual outcome.
         let (code, last) = match outcome {
             Ok(()) => (200, self.answer.as_mut().map(Answer::last_chunks).unwrap_or_default()),
             Err(error) => (error.status(), vec![error.to_json()]),
         };
         let last = last.iter().map(|chunk| event(chunk)).collect::<String>() + "data: [DONE]\n\n";
         self.stats.set_code(code);
-        // An error means that the reader is gone.
+        // Fails if the stream has been dropped.
         _ = out.send(last.into()).await;
     }
 
@@ -263,7 +263,7 @@ enum FirstUpdate {
     TimedOut,
 }
 
-/// Error for a response lost to a panic on its request thread. The panic is already logged.
+/// Error for a response lost in a panic on its request thread; the panic has been logged.
 fn lost() -> ApiError {
     ApiError::internal()
 }

@@ -1,4 +1,4 @@
-//! Serves a connection from its first byte to its last.
+//! Serves a connection until it is closed.
 
 use std::future::poll_fn;
 use std::io::IoSlice;
@@ -19,7 +19,7 @@ use super::timed_stream::{TimedOut, TimedStream};
 use super::{Connection, Phase, Shared, reply, routes};
 use crate::log::log_failure;
 
-/// Maximum size of a head and of the read buffer, in bytes.
+/// Maximum size of a request head and of the read buffer, in bytes.
 const MAX_HEAD: usize = 64 << 10;
 /// Maximum number of header lines.
 const MAX_HEADERS: usize = 100;
@@ -52,7 +52,8 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, slot: ConnectionSlot)
         tokio::select! {
             biased;
             () = activity.evicted() => (),
-            // If the socket closed while the client is sending, the client's system could discard the response.
+            // If the socket closed while the client was sending, the client's system could discard the
+            // response.
             _ = timeout(linger, read_on(&peer)) => (),
         }
     }
@@ -73,7 +74,7 @@ async fn run(
 ) -> Result<(), Failure> {
     let service = service_fn(|request| routes::answer(Arc::clone(shared), Arc::clone(&connection), request));
     let mut builder = http1::Builder::new();
-    // `TimedStream` enforces the head timeout. The routes report a client that closed its side.
+    // `TimedStream` enforces the head timeout, and the routes detect a client that has closed its side.
     builder.header_read_timeout(None).half_close(true);
     builder.max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD).max_headers(MAX_HEADERS);
     let mut connection = pin!(builder.serve_connection(bytes, service));
@@ -84,9 +85,9 @@ async fn run(
     run_while_dated(&mut connection, SystemTime::now).await
 }
 
-/// Runs a connection while the clock shows a valid HTTP date.
+/// Runs a connection while the system time is a valid HTTP date.
 ///
-/// hyper formats the date on every poll, with or without the `Date` header, and panics if that fails.
+/// hyper formats the date on every poll, with or without the `Date` header, and panics on failure.
 async fn run_while_dated(
     connection: &mut Pin<&mut impl Future<Output = hyper::Result<()>>>,
     now: fn() -> SystemTime,
@@ -98,22 +99,22 @@ async fn run_while_dated(
     .await
 }
 
-/// Whether HTTP can express the time; it is limited to the years 1970 to 9999.
+/// Whether HTTP can express the time; HTTP dates are limited to the years 1970 to 9999.
 fn is_http_date(time: SystemTime) -> bool {
     const YEAR_10000: u64 = 253_402_300_800;
     time.duration_since(UNIX_EPOCH).is_ok_and(|since| since.as_secs() < YEAR_10000)
 }
 
-/// Error for all requests until the clock is set.
+/// Error for every request until the clock is set.
 fn clock_refusal() -> ApiError {
     static LOGGED: Once = Once::new();
     let message =
-        "the server's clock is outside the years 1970 to 9999, which HTTP cannot express; set the clock";
+        "the server's clock is not in the years 1970 to 9999, the range that HTTP can express; set the clock";
     LOGGED.call_once(|| log_failure("a connection", message));
     ApiError::busy(503, message, "clock_out_of_range", Duration::from_secs(1))
 }
 
-/// Response to an incomplete head or one that hyper cannot parse.
+/// Response to a head that is incomplete or that hyper cannot parse.
 fn refusal(failure: &Failure, bytes: &TimedStream, max_body: usize) -> Option<ApiError> {
     if !bytes.is_between_requests() {
         return None;
@@ -140,7 +141,7 @@ fn refusal(failure: &Failure, bytes: &TimedStream, max_body: usize) -> Option<Ap
         return Some(ApiError::new(431, message).with_code("head_too_large"));
     }
     if error.is_parse() {
-        let message = "not a valid HTTP/1.1 request; the server speaks plain HTTP/1.1; for TLS or HTTP/2, put a proxy in front of it";
+        let message = "not a valid HTTP/1.1 request; the server accepts only unencrypted HTTP/1.1; for TLS or HTTP/2, put a proxy in front of it";
         return Some(ApiError::invalid(message).with_code("bad_request"));
     }
     if error.is_incomplete_message() {
@@ -188,7 +189,7 @@ mod tests {
     fn hyper_is_not_polled_outside_the_http_date_range() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let run = |now: fn() -> SystemTime| {
-            // Mimics hyper's connection, which panics if polled at such a time.
+            // Imitates hyper's connection, which panics if polled when the time is out of range.
             let mut connection = pin!(async move {
                 assert!(is_http_date(now()), "polled");
                 Ok(())

@@ -1,8 +1,8 @@
 //! Scanner for excessive `Content-Length` values.
 //!
-//! hyper reports a length that it cannot represent as an oversized or invalid head.
+//! hyper reports an oversized or invalid head if it cannot represent the length.
 
-/// Maximum number of buffered bytes per line; fits a name, whitespace and all digits of a `u64`.
+/// Maximum number of buffered bytes per line; enough for the name, whitespace and a 20-digit `u64`.
 const MAX_KEPT: usize = 64;
 /// Maximum length that hyper accepts.
 const MAX_LENGTH: u64 = u64::MAX - 2;

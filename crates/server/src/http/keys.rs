@@ -10,7 +10,7 @@ use crate::options::MAX_KEY;
 
 pub(crate) struct Keys(Vec<Padded>);
 
-/// Key padded with zero bytes; valid keys contain none.
+/// Key padded with zero bytes, which valid keys never contain.
 type Padded = [u8; MAX_KEY];
 
 impl Keys {
@@ -19,7 +19,7 @@ impl Keys {
         Self(keys.iter().filter_map(|key| padded(key.expose_secret().as_bytes())).collect())
     }
 
-    /// Number of the request's API key, starting at 1; 0 if the server has no keys.
+    /// Returns the number of the request's API key, counted from 1, or 0 if the server has no keys.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         if self.0.is_empty() {
             return Ok(0);
@@ -30,7 +30,7 @@ impl Keys {
             _ => return Err(refusal("missing API key; send the header `Authorization: Bearer KEY`")),
         };
         let shown = shown.ok_or_else(invalid)?;
-        // Compares all keys to keep the time constant.
+        // Compares with all keys, so that the time does not reveal which key matches.
         let mut found = 0_u64;
         for (number, key) in (1_u64..).zip(&self.0) {
             found.conditional_assign(&number, key.ct_eq(&shown));
@@ -39,7 +39,7 @@ impl Keys {
     }
 }
 
-/// Token that follows `Bearer`.
+/// Returns the key that follows `Bearer`.
 fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, key) = value.as_bytes().split_at_checked(7)?;
     let key = scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())?;

@@ -23,7 +23,7 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    /// Binds to the address in the options; must run inside a tokio runtime.
+    /// Binds to the address in the options; must be called inside a tokio runtime.
     pub(crate) fn bind(options: &ServerOptions) -> Result<Self, ServerError> {
         match &options.unix_socket {
             #[cfg(unix)]
@@ -58,7 +58,7 @@ impl Listener {
         match self {
             Self::Tcp(listener, _) => {
                 let (stream, _) = listener.accept().await?;
-                // Disables Nagle's algorithm. If that fails, only latency suffers.
+                // Disables Nagle's algorithm. A failure costs only latency.
                 _ = stream.set_nodelay(true);
                 Ok(Peer::Tcp(stream))
             }
@@ -72,7 +72,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Self::Unix(_, path) = self {
-            // If removal fails, the next server removes it.
+            // If this fails, the next server to start removes the socket.
             _ = std::fs::remove_file(path);
         }
     }
@@ -107,8 +107,8 @@ fn bind_tcp(options: &ServerOptions) -> Result<Listener, ServerError> {
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Allows a restart while old connections are in TIME_WAIT. Other systems would let two programs share a
-    // port.
+    // Allows a restart while old connections are in TIME_WAIT. On other systems, this option would let two
+    // programs share a port.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -124,13 +124,13 @@ fn bind_unix(path: &Path) -> Result<Listener, ServerError> {
     remove_stale(path)?;
     let socket = UnixSocket::new_stream().map_err(error)?;
     socket.bind(path).map_err(error)?;
-    // No client can connect before `listen`.
+    // No client can connect before `listen`, so the permissions take effect in time.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(error)?;
     let listener = socket.listen(BACKLOG).map_err(error)?;
     Ok(Listener::Unix(listener, path.to_owned()))
 }
 
-/// Removes a stale socket without a listener, left behind by a killed server.
+/// Removes a stale socket that a killed server left behind.
 #[cfg(unix)]
 fn remove_stale(path: &Path) -> Result<(), ServerError> {
     use std::fs;

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::net::UnixStream;
 use tokio::time::sleep;
 
-/// Polling interval for detecting a close hidden behind unread bytes.
+/// Polling interval for detecting that a client closed its side while its bytes are unread.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Socket of a connected client.
@@ -25,7 +25,7 @@ pub(crate) enum Peer {
     Unix(UnixStream),
 }
 
-/// Evaluates an expression with the stream of either variant.
+/// Evaluates an expression with the stream from either variant.
 macro_rules! of_either {
     ($either:expr, $stream:ident => $done:expr) => {
         match $either {
@@ -59,9 +59,9 @@ impl Peer {
         }
     }
 
-    /// Waits until the client closes its side, even if some of its bytes are unread.
+    /// Waits until the client closes its side, even if some of the client's bytes are unread.
     ///
-    /// On Windows, socket events stop until these bytes are read, so the close goes unnoticed.
+    /// On Windows, socket events stop until those bytes are read, so the close goes unnoticed.
     pub(crate) async fn closed(&self) {
         loop {
             match of_either!(self, stream => stream.ready(Interest::READABLE).await) {
@@ -73,7 +73,7 @@ impl Peer {
 
     /// Shuts down the sending side.
     pub(crate) fn end(&self) {
-        // Fails if the client is already gone.
+        // Fails if the client has already disconnected.
         _ = of_either!(self, stream => SockRef::from(stream).shutdown(Shutdown::Write));
     }
 }

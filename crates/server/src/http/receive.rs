@@ -1,7 +1,7 @@
-//! Receives request bodies, limiting their size, time and type.
+//! Receives request bodies, with limits on size, time and content type.
 //!
-//! tower-http's size and timeout layers do not answer with JSON. They also ignore the memory of other bodies
-//! and the connection slots.
+//! tower-http's size and timeout layers do not respond with JSON. They also ignore the memory that other
+//! bodies use and the connection slots.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -20,7 +20,7 @@ use super::body_memory::BodyReservation;
 use super::slots::{Activity, State};
 use crate::busy::bodies_full;
 
-/// Received body and its memory, released after parsing and before the request is answered.
+/// Received body and the memory reserved for it, both released after the body is parsed.
 pub(crate) struct Received {
     bytes: Vec<u8>,
     _reservation: BodyReservation,
@@ -32,7 +32,7 @@ impl AsRef<[u8]> for Received {
     }
 }
 
-/// Reads a JSON body.
+/// Receives a JSON body.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: &mut Incoming,
@@ -53,7 +53,7 @@ pub(crate) async fn read(
     }
 }
 
-/// Rejects any type but JSON; this also forces browsers to send a preflight for other origins.
+/// Rejects content types other than JSON, so that browsers must send a preflight for other origins.
 fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     let values: Vec<_> = headers.get_all(CONTENT_TYPE).iter().collect();
     let is_json = match values.as_slice() {
@@ -103,11 +103,11 @@ async fn collect(
 
 /// Error for a body of more than `most` bytes.
 pub(super) fn too_large(most: usize) -> ApiError {
-    let message = format!("the body is larger than {most} bytes, the server's limit (`--max-body`)");
+    let message = format!("the body exceeds the server's limit of {most} bytes (`--max-body`)");
     ApiError::new(413, message).with_code("body_too_large")
 }
 
-/// Reads the next frame of a body; fails if its connection is evicted.
+/// Receives the next frame of a body; fails if the connection is evicted.
 async fn next_frame(
     body: &mut Incoming,
     activity: &Activity,

@@ -1,6 +1,6 @@
 //! Record of a request for `/metrics` and the log; never contains the request's text.
 //!
-//! tower-http's trace layer does not see an answer that is dropped while it is being sent.
+//! tower-http's trace layer does not notice a response that is dropped while it is being sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::metrics::Metrics;
 
-/// Record of a request from its head to the end of its answer. Dropping it counts the request.
+/// Record of a request from its head to the end of the response. Dropping it counts the request.
 pub(crate) struct Record {
     metrics: Arc<Metrics>,
     is_logged: bool,
@@ -48,20 +48,20 @@ impl RequestStats {
     }
 }
 
-/// Status code of a request whose client disconnected before the answer was complete.
+/// Status code for a request whose client disconnected before the response was complete.
 pub(crate) const CLIENT_GONE: u16 = 499;
 
 /// Error for a client that closed its sending side.
 ///
-/// Most such clients are gone. A client that closed only one direction receives this error.
+/// Most such clients have disconnected. A client that closed only one direction receives this error.
 pub(crate) fn gone() -> ApiError {
-    let message = "the client closed its side of the connection, which cancels the request; keep it open until the response \
+    let message = "the client closed its side of the connection, which cancels the request; keep the connection open until the response \
                    has arrived";
     ApiError::new(CLIENT_GONE, message).with_code("client_closed_request")
 }
 
 impl Record {
-    /// Creates a record; `is_logged` decides whether the log gets a line.
+    /// Creates a record; `is_logged` determines whether the request is logged.
     pub(crate) fn new(
         metrics: &Arc<Metrics>,
         is_logged: bool,
@@ -70,7 +70,7 @@ impl Record {
         route: &'static str,
     ) -> Self {
         let stats = RequestStats {
-            // Stays in effect if the answer is dropped before it begins.
+            // Stays in effect if the response is dropped before it begins.
             code: AtomicU16::new(CLIENT_GONE),
             prompt_tokens: AtomicUsize::new(0),
             new_tokens: AtomicUsize::new(0),
@@ -107,7 +107,7 @@ impl Drop for Record {
     }
 }
 
-/// RAII guard of a call that the engine has accepted but not fully answered.
+/// RAII guard for a request whose response is not complete yet.
 pub(crate) struct Accepted(watch::Sender<usize>);
 
 impl Accepted {

@@ -32,7 +32,7 @@ pub(crate) fn refusal(error: &ApiError) -> Response<Content> {
         headers.insert(ALLOW, HeaderValue::from_static(allow));
     }
     if let Some(time) = error.retry_after() {
-        // Whole seconds, never 0.
+        // The header takes whole seconds; rounds up to at least 1.
         headers.insert(
             RETRY_AFTER,
             HeaderValue::from(time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0)).max(1)),

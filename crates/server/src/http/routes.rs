@@ -22,12 +22,12 @@ use crate::fault::{blocking, caught};
 use crate::page;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Maximum length of a request id chosen by the client.
+/// Maximum length of a request id that the client supplies.
 const MAX_ID: usize = 64;
-/// Metrics label of an unknown path.
+/// Metrics label for an unknown path.
 const NO_ROUTE: &str = "other";
 
-/// Name of a method for the log.
+/// Returns a method's name for the log.
 fn method_name(method: &Method) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"];
     KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
@@ -49,7 +49,7 @@ pub(crate) async fn answer(
         method_name(&head.method),
         route_name(&head, &shared),
     );
-    // An unread body blocks the next request.
+    // If a body is not read to its end, the connection cannot receive another request.
     let mut body = Some(body).filter(|body| !body.is_end_stream());
     let origin = shared.access.check_origin(&head.headers);
     let response = match &origin {
@@ -60,7 +60,8 @@ pub(crate) async fn answer(
     };
     let mut response = response.unwrap_or_else(|error| reply::refusal(&error));
     record.stats().set_code(response.status().as_u16());
-    // hyper does not report chunked bodies that also have a length; a proxy may see a different end.
+    // Close after a chunked body. hyper hides a Content-Length next to Transfer-Encoding, and a proxy that
+    // trusts the length would see a different end.
     let is_chunked = head.headers.contains_key(header::TRANSFER_ENCODING);
     let must_close = body.is_some() || is_chunked || connection.is_surplus || shared.is_draining();
     finish(response.headers_mut(), record.id(), &shared, origin.ok().as_ref(), must_close);
@@ -125,7 +126,7 @@ async fn get(
     Ok(match endpoint {
         Endpoint::Health if shared.is_draining() => return Err(draining()),
         Endpoint::Metrics => {
-            // Both formats have the same text. The older one treats the last line as a comment.
+            // The text is valid in both formats. The older format treats the last line as a comment.
             let kind = match prefers(headers, "application/openmetrics-text", "text/plain") {
                 true => "application/openmetrics-text; version=1.0.0; charset=utf-8",
                 false => "text/plain; version=0.0.4; charset=utf-8",
@@ -136,7 +137,7 @@ async fn get(
         Endpoint::OpenApi => reply::text("application/json", candle_gpt2_api::OPENAPI),
         Endpoint::Page => return Err(ApiError::new(404, "this server has no page")),
         Endpoint::Health => reply::json(replied(served.read(endpoint, b"", None)?)?.json),
-        // The tokenizer description includes the chat template, which may be long.
+        // Describing the tokenizer may be slow, because the chat template may be long.
         _ => {
             let described = blocking(&caller.id, move || replied(served.read(endpoint, b"", None)?));
             reply::json(caller.until(Phase::Ending, described).await?.json)
@@ -144,7 +145,7 @@ async fn get(
     })
 }
 
-/// Extracts the reply of an endpoint that needs no further work.
+/// Extracts the reply from an endpoint that needs no further work.
 fn replied(work: Work) -> Result<Reply, ApiError> {
     match work {
         Work::Reply(reply) => Ok(reply),
@@ -226,9 +227,9 @@ fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Co
     Ok(response)
 }
 
-/// Answers a CORS preflight from an allowed origin, allowing every requested header.
+/// Responds to a CORS preflight from an allowed origin, allowing every requested header.
 ///
-/// tower-http's CORS layer answers `OPTIONS` on every path and rejects no origin.
+/// tower-http's CORS layer responds to `OPTIONS` on every path and rejects no origin.
 fn preflight(asked: &HeaderMap) -> Response<Content> {
     let mut response = reply::empty(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
@@ -260,9 +261,9 @@ fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Or
     }
 }
 
-/// Request id: the client's own, limited to characters valid in headers and logs, or a new one.
+/// Request id: the visible ASCII characters of the client's own id, or a new id.
 ///
-/// tower-http's layer accepts whatever the client sends.
+/// tower-http's layer accepts any id that the client sends.
 fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     let own = headers.get(REQUEST_ID).map(HeaderValue::as_bytes).unwrap_or_default();
     let visible = own.iter().copied().filter(u8::is_ascii_graphic).take(MAX_ID);
@@ -270,7 +271,7 @@ fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     if id.is_empty() { shared.fresh_id() } else { id.into() }
 }
 
-/// Metrics label of a route; never contains the requested path.
+/// Metrics label for a route; never contains the requested path.
 fn route_name(head: &Parts, shared: &Shared) -> &'static str {
     let path = head.uri.path();
     if page_file(shared, path).is_some() {

@@ -14,17 +14,17 @@ use crate::fault::caught;
 use crate::log::log_failure;
 use crate::signals::Stops;
 
-/// Maximum time to send the last bytes of connections.
+/// Maximum time to send the last bytes before connections are dropped.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 /// Back-off after `accept` fails, for example when file descriptors run out.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 
 /// Idle time after which freed memory is returned to the system.
 const IDLE: Duration = Duration::from_secs(1);
-/// Minimum peak memory of bodies that makes returning memory worthwhile.
+/// Minimum peak memory for request bodies at which freed memory is returned.
 const LARGE_BODIES: usize = 256 << 10;
 
-/// Serves until `stops` is above 0 and running requests have finished, or until it is above 1.
+/// Serves until a stop request arrives and running requests finish, or until a second stop request.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     listener: Listener,
@@ -37,7 +37,7 @@ pub(crate) async fn run(
         () = wait_for_stops(&stops, 1) => Ok(()),
         died = died(&shared) => died,
     };
-    // Another server may bind the address from here on.
+    // From this point, another server may bind the address.
     drop(listener);
     shared.phase.send_replace(Phase::Draining);
     if ended.is_ok() {
@@ -45,14 +45,14 @@ pub(crate) async fn run(
     }
     shared.backend.stop();
     shared.phase.send_replace(Phase::Ending);
-    // After the timeout, remaining connections are dropped.
+    // Remaining connections are dropped after the timeout.
     _ = timeout(LAST_BYTES, slots.wait_until_empty()).await;
     ended
 }
 
 /// Returns freed memory to the system when the server is idle after large requests.
 ///
-/// Otherwise the allocator would keep it.
+/// The allocator would otherwise keep the memory.
 async fn return_memory(shared: Arc<Shared>) {
     let mut calls = shared.calls.subscribe();
     loop {
@@ -63,7 +63,7 @@ async fn return_memory(shared: Arc<Shared>) {
         }
         sleep(IDLE).await;
         if *calls.borrow() == 0 && shared.body_memory.take_peak() >= LARGE_BODIES {
-            // Shutdown does not wait for it.
+            // Shutdown does not wait for this task.
             _ = spawn_blocking(return_freed_memory).await;
         }
     }
@@ -98,9 +98,10 @@ async fn accept(shared: &Arc<Shared>, listener: &Listener, slots: &Arc<Connectio
                     connection::serve(shared, peer, slot).await;
                     Ok(())
                 };
-                // Requests catch panics under their ids; this catches panics between requests.
+                // A panic in a request is caught and logged under the request's id; this catches all others.
                 tokio::spawn(async { caught("a connection", serve).await });
-                // Polls the accepted connection before accepting more, because eviction depends on its state.
+                // Lets the new connection run before the next is accepted, because eviction depends on its
+                // state.
                 yield_now().await;
             }
             Err(error) => {
@@ -116,14 +117,14 @@ async fn accept(shared: &Arc<Shared>, listener: &Listener, slots: &Arc<Connectio
     }
 }
 
-/// Waits until the engine is idle and all answers have been handed to hyper.
+/// Waits until the engine is idle and all responses have been handed to hyper.
 async fn drained(shared: &Shared) {
     shared.backend.drained().await;
     // Cannot fail because `shared` owns the sender.
     _ = shared.calls.subscribe().wait_for(|calls| *calls == 0).await;
 }
 
-/// Waits until `stops` reaches `times`.
+/// Waits until the number of stop requests reaches `times`.
 async fn wait_for_stops(stops: &Stops, times: usize) {
     _ = stops.subscribe().wait_for(|stops| *stops >= times).await;
 }

@@ -1,4 +1,4 @@
-//! State shared by requests: per server, per connection and per client.
+//! State shared within a server, a connection or a request.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -34,35 +34,35 @@ pub(crate) struct Shared {
     pub(super) metrics: Arc<Metrics>,
     pub(super) access: AccessControl,
     pub(super) phase: watch::Sender<Phase>,
-    /// Number of accepted calls that are not fully answered yet.
+    /// Number of accepted requests whose responses are not complete yet.
     pub(super) calls: watch::Sender<usize>,
     pub(super) body_memory: Arc<BodyMemory>,
     pub(super) activations: Arc<Activations>,
-    /// Queue of analyses, which run one at a time to bound memory.
+    /// Analysis queue; analyses run one at a time to bound memory.
     pub(super) looks: ConcurrencyLimit,
     pub(super) threads: RequestThreads,
     pub(super) ids: AtomicU64,
 }
 
-/// Lifecycle of a server.
+/// Phase in a server's lifecycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     Serving,
-    /// Running requests finish.
+    /// Only running requests continue.
     Draining,
-    /// Connections close.
+    /// Connections are being closed.
     Ending,
 }
 
-/// State shared by the requests of a connection.
+/// State shared by the requests on a connection.
 pub(super) struct Connection {
     pub(super) peer: Arc<Peer>,
     pub(super) activity: Arc<Activity>,
-    /// Whether the connection exceeded the limit and may only query the server's health and metrics.
+    /// Whether the connection exceeds the limit and may query only the server's health and metrics.
     pub(super) is_surplus: bool,
 }
 
-/// Client of a request.
+/// Client that sent a request.
 #[derive(Clone)]
 pub(super) struct Caller {
     /// Id of the request.
@@ -89,9 +89,9 @@ impl Caller {
         }
     }
 
-    /// Logs the warnings of a request that is answered anyway.
+    /// Logs the warnings about a request that is served despite them.
     ///
-    /// They contain field names, never a text.
+    /// Warnings contain field names but never a text.
     pub(super) fn log_warnings(&self, warnings: &Warnings) {
         if !warnings.is_empty() {
             tracing::warn!(request_id = %self.id, warnings = %Shortened(warnings));

@@ -2,7 +2,7 @@
 //!
 //! If no slot is free, the connection that has waited longest for its client is evicted. Silent clients
 //! therefore cannot lock out others. If no connection is idle, a few surplus connections are accepted. They
-//! may query the server's health and otherwise receive an error that asks to retry.
+//! may query the server's health and metrics, and otherwise receive an error with a retry delay.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -23,15 +23,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// State of a connection, in eviction order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
-    /// Waiting for its client to close the connection after the last answer.
+    /// Waiting for the client to close the connection after the last response.
     Lingering,
     /// Waiting for a request.
     Waiting,
     /// Receiving the body of a request.
     Receiving,
-    /// Computing or sending an answer.
+    /// Computing or sending a response.
     Answering,
-    /// Answer handed over to hyper, but possibly not sent yet.
+    /// Response handed to hyper, but possibly not sent yet.
     Answered,
 }
 
@@ -57,7 +57,7 @@ impl Default for Activity {
 
 impl Activity {
     fn lock(&self) -> MutexGuard<'_, ConnectionState> {
-        // The state is consistent whenever the lock is free.
+        // The state is consistent whenever the lock is released, so poisoning is harmless.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -70,7 +70,7 @@ impl Activity {
         (connection.state, connection.since) = (state, Instant::now());
     }
 
-    /// Evicts the connection; it ends as soon as it is waiting for its client.
+    /// Evicts the connection, which ends as soon as it waits for its client.
     pub(crate) fn evict(&self) {
         let mut connection = self.lock();
         connection.is_evicted = true;
@@ -79,7 +79,7 @@ impl Activity {
         }
     }
 
-    /// Ready once the connection is evicted. Only one task may poll this.
+    /// Returns `Ready` once the connection is evicted. Only one task may poll this.
     pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut connection = self.lock();
         if connection.is_evicted {
@@ -105,7 +105,7 @@ impl Activity {
     }
 }
 
-/// Connection slots of a server.
+/// A server's connection slots.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlots {
     max: usize,
@@ -120,7 +120,7 @@ struct Taken {
     activities: BTreeMap<u64, Arc<Activity>>,
 }
 
-/// Slot of a connection, released on drop.
+/// Slot for a connection, released on drop.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot {
     slots: Arc<ConnectionSlots>,
@@ -143,7 +143,7 @@ impl ConnectionSlots {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        // The map is consistent whenever the lock is free.
+        // The map is consistent whenever the lock is released, so poisoning is harmless.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -153,15 +153,15 @@ impl ConnectionSlots {
         let mut open = self.open.subscribe();
         while *open.borrow_and_update() >= max {
             self.evict();
-            // Connections become idle without notification, so poll again.
+            // No notification arrives when a connection becomes idle, so poll.
             _ = timeout(POLL_INTERVAL, open.changed()).await;
         }
     }
 
-    /// Assigns a slot to a new connection, evicting an idle one if necessary.
+    /// Assigns a slot to a new connection, evicting an idle connection if necessary.
     pub(crate) fn assign(self: &Arc<Self>) -> ConnectionSlot {
         let is_full = || self.taken().activities.len() >= self.max;
-        // Connections beyond the limit may have become idle.
+        // Evicts several if surplus connections have become idle.
         while is_full() && self.evict() {}
         let is_surplus = is_full();
         let mut taken = self.taken();
@@ -201,7 +201,7 @@ mod tests {
     fn longest_idle_connection_is_evicted() {
         let slots = Arc::new(ConnectionSlots::new(3));
         let [first, second, third] = [(); 3].map(|()| slots.assign());
-        // The first connection has since been served, so the second has waited longer.
+        // The first connection is served and waits anew, so the second has waited longest.
         first.activity.enter(State::Answering);
         first.activity.enter(State::Waiting);
         third.activity.enter(State::Answering);

@@ -1,7 +1,7 @@
-//! Timeouts for the bytes of a connection.
+//! Read and write timeouts for a connection.
 //!
-//! A connection ends if a head arrives too slowly, if the client is idle too long, or if it does not read its
-//! answer. hyper's own head timer also runs between requests, and hyper has no write timeout.
+//! A connection ends if a head arrives too slowly, if the client is idle too long, or if the client does not
+//! read the response. hyper's own head timer also runs between requests, and hyper has no write timeout.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -31,13 +31,13 @@ pub(crate) enum TimedOut {
     Write,
 }
 
-/// Byte stream of a connection with timeouts.
+/// Byte stream of a connection, with timeouts.
 #[derive(Debug)]
 pub(crate) struct TimedStream {
     peer: Arc<Peer>,
     activity: Arc<Activity>,
     timeouts: Timeouts,
-    /// Deadline for the complete head, or for its first byte while the connection is idle.
+    /// Deadline for the complete head or, while the connection is idle, for the head's first byte.
     head: Pin<Box<Sleep>>,
     head_has_begun: bool,
     content_length: ContentLength,
@@ -68,7 +68,7 @@ impl TimedStream {
         self.timed_out
     }
 
-    /// Whether no answer is in progress.
+    /// Whether no response is in progress.
     pub(crate) fn is_between_requests(&self) -> bool {
         self.activity.state() == State::Waiting
     }
@@ -99,7 +99,7 @@ impl TimedStream {
         self.content_length.read(bytes);
     }
 
-    /// Ready if the connection times out or is evicted between two requests.
+    /// Returns `Ready` if the connection times out or is evicted between two requests.
     fn poll_given_up(&mut self, cx: &mut Context<'_>) -> Poll<TimedOut> {
         if !self.is_between_requests() {
             return Poll::Pending;
@@ -151,8 +151,8 @@ impl Write for TimedStream {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if self.is_between_requests() {
-            // hyper rejects an unreadable head with a bare status. `refusal` in connection.rs sends a better
-            // response.
+            // Discards hyper's response to an unreadable head, which is a bare status. `refusal` in
+            // connection.rs sends a better one.
             return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
         }
         match self.peer.poll_write(cx, slices) {
@@ -176,9 +176,9 @@ impl Write for TimedStream {
         true
     }
 
-    /// Marks a handed-over answer as sent and starts the idle timeout.
+    /// Marks the response as sent and starts the idle timeout.
     ///
-    /// hyper flushes once all bytes are written. The next head may arrive after that.
+    /// hyper flushes once all bytes are written, and the next head may arrive only after that.
     fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.activity.state() == State::Answered {
             self.activity.enter(State::Waiting);
@@ -189,7 +189,7 @@ impl Write for TimedStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Does nothing: the connection shuts down its socket after the client has read the response.
+    /// Does nothing, because `connection::serve` shuts down the socket itself.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -11,10 +11,10 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Capacity of the queue in bytes.
 const CAPACITY: usize = 1 << 20;
-/// Maximum length of a line in bytes; exceeds the longest line of the server's own events.
+/// Maximum length of a line in bytes; exceeds the longest line that the server itself logs.
 const MAX_LINE: usize = 16 << 10;
 
-/// Entry of the queue.
+/// Queue entry.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     /// Line including its line feed.
@@ -65,7 +65,7 @@ impl Queue {
         let queue = Self { shared: Arc::default(), dropped };
         let of_thread = queue.clone();
         let thread = thread::Builder::new().name("log".into()).spawn(move || of_thread.run(write));
-        // If the thread cannot be spawned, the queue fills up and drops are counted.
+        // If the thread cannot be spawned, the queue fills up, and further lines are dropped and counted.
         drop(thread);
         queue
     }
@@ -101,7 +101,8 @@ impl Queue {
     /// Appends a line, or drops and counts it if it is too long or the queue is full.
     fn push(&self, line: &[u8]) {
         let mut state = self.state();
-        // A gap ends once a line of any length fits, so short lines do not split it into many.
+        // After a drop, wait until a line of any length would fit. Otherwise, short lines would split one gap
+        // into many.
         let needed = if state.dropped > 0 { MAX_LINE } else { line.len() };
         if line.len() > MAX_LINE || state.bytes + needed > CAPACITY {
             state.dropped += 1;
@@ -125,7 +126,7 @@ impl Queue {
     }
 }
 
-/// Each write is one line, because `tracing_subscriber` formats an event before writing it.
+/// Treats each write as one line, because `tracing_subscriber` formats an event before writing it.
 impl Write for Queue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.push(line);
@@ -158,7 +159,7 @@ mod tests {
         let (permit, permits) = mpsc::channel();
         let (sender, written) = mpsc::channel();
         let queue = Queue::start(Counter::default(), move |entry| {
-            // The sender is gone once the test ends.
+            // Fails once the test has ended.
             _ = permits.recv();
             _ = sender.send(entry);
             Ok(())
@@ -171,7 +172,7 @@ mod tests {
         let (queue, permit, written) = gated();
         let line = [b'x'; MAX_LINE];
         let fitting = u64::try_from(CAPACITY / MAX_LINE).unwrap();
-        // The queue never exceeds its capacity, no matter how long the reader stalls.
+        // The queue stays within its capacity, no matter how long the reader stalls.
         (0..fitting - 1).for_each(|_| queue.push(&line));
         queue.push(&line[1..]);
         (0..4).for_each(|_| queue.push(&line));

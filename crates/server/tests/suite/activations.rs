@@ -30,7 +30,7 @@ fn activations_are_sent_as_json_or_safetensors() {
     for entry in entries {
         assert_eq!(json!(tensors[entry["site"].as_str().unwrap()].dims()), entry["shape"]);
     }
-    // A media type with weight 0 is never sent.
+    // The server never sends a media type with weight 0.
     let unwanted = ["Content-Type: application/json", "Accept: application/octet-stream;q=0, */*"];
     let plain = server.request("POST", "/v1/activations", &unwanted, text.as_bytes());
     assert_eq!((plain.status, plain.header("content-type")), (200, Some("application/json")));
@@ -53,7 +53,7 @@ fn activations_are_rejected_without_the_option() {
     assert!(server.post("/v1/completions", &body).refusal(400).starts_with("activations: "));
 }
 
-/// The memory budget admits four maximum-size requests at a time and rejects further ones.
+/// The memory budget admits four maximum-size requests at a time; further requests are rejected.
 #[test]
 fn concurrent_requests_share_the_activation_memory() {
     const NUMBER: usize = 4;
@@ -81,10 +81,10 @@ fn concurrent_requests_share_the_activation_memory() {
         assert_eq!(reply.header("retry-after"), Some("1"));
     }
     assert_eq!(server.metric("gpt2_rejected_total{reason=\"activations_full\"}"), 2.0);
-    // Requests without activations need none of this memory.
+    // Requests without activations need no memory from this budget.
     assert_eq!(server.post("/v1/completions", &json!({ "prompt": [5], "max_tokens": 2 })).status, 200);
     drop(running.pop());
-    // The memory is soon free again, and so is the memory of an answer that has been sent.
+    // The canceled request and each sent response soon free their memory.
     let body = json!({ "prompt": [5], "sites": ["ln_final.hook_scale"] });
     for _ in 0..2 {
         let started = Instant::now();
@@ -94,7 +94,7 @@ fn concurrent_requests_share_the_activation_memory() {
     }
 }
 
-/// A disconnect during a steered completion frees its slot long before the completion would end.
+/// A disconnect frees a steered completion's slot long before the completion would end.
 #[test]
 fn disconnect_cancels_a_steered_completion() {
     let server = start_long(|options| {

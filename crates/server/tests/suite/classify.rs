@@ -1,4 +1,4 @@
-//! Server that serves a classifier.
+//! Classifiers over HTTP.
 //!
 //! `scripts/reference/heads.py` generated the checkpoints and the expected values with transformers.
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::common::{LONG, PATIENCE, Running, json_request, start, start_model};
 
-/// Tolerance for f32 rounding over three blocks, because PyTorch sums in a different order.
+/// Tolerance for f32 sums over three blocks, which PyTorch adds up in a different order.
 const TOLERANCE: f64 = 1e-4;
 
 fn load(folder: &std::path::Path) -> Classifier {
@@ -45,7 +45,7 @@ fn classify(server: &Running, body: &Value) -> Value {
 #[test]
 fn labels_do_not_depend_on_the_batch() {
     let (texts, expected) = (expected("texts"), expected("sequence"));
-    // Five texts make three batches of at most two.
+    // Five texts make three batches of at most two texts.
     let server = start_model(fixture("sequence"), "colours", |options| options.parallel = 2);
     let body = json!({"model": "colours", "input": texts});
     let answer = classify(&server, &body);
@@ -59,7 +59,7 @@ fn labels_do_not_depend_on_the_batch() {
         let difference = alone["data"][0]["probs"][0].as_f64().unwrap() - entry["probs"][0].as_f64().unwrap();
         assert!(difference.abs() <= TOLERANCE, "{difference}");
     }
-    // vLLM's path, with several concurrent clients.
+    // Several concurrent clients use vLLM's path.
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| assert_eq!(server.post("/classify", &body).json()["data"], answer["data"]));
@@ -95,7 +95,7 @@ fn classifiers_and_language_models_reject_each_others_routes() {
 
     let message = start().post("/v1/classify", &json!({"input": "a"})).refusal(400);
     assert!(message.contains("a language model (GPT2LMHeadModel)"), "{message}");
-    // A double-heads model is served as the language model that it contains.
+    // A double-heads model is served as a language model.
     let options = ModelOptions { model: fixture_path("heads/double"), ..ModelOptions::default() };
     let double = start_model(options.open(&Silent).unwrap().load(&Silent).unwrap(), "double", |_| ());
     let body = json!({"prompt": [5, 6], "max_tokens": 2, "temperature": 0});
@@ -108,7 +108,7 @@ fn excess_texts_are_rejected_and_disconnects_block_no_one() {
     let server = start_model(long(), "long", |options| (options.parallel, options.queue) = (1, 1));
     let ids: Vec<u32> = (0..6000).map(|index| 1 + index % 299).collect();
     let body = json!({"input": [ids]});
-    // One text is computed and one waits, so the third is rejected.
+    // One text is being computed and one waits, so the third is rejected.
     let mut codes = thread::scope(|scope| {
         let ask = || scope.spawn(|| server.post("/v1/classify", &body).status);
         [ask(), ask(), ask()].map(|handle| handle.join().unwrap())

@@ -1,4 +1,4 @@
-//! Unmodified Python clients against a server; the checks are in `scripts/checks`.
+//! Tests a server with unmodified Python clients; the checks are in `scripts/checks`.
 //!
 //! `GPT2_CLIENTS_PYTHON` names a Python interpreter with the packages from `scripts/requirements.txt`.
 //! Without it, each test reports that it was skipped.
@@ -12,16 +12,16 @@ use crate::common::{Running, built_in, load, start_model};
 
 /// Environment variable that names a Python interpreter with the clients' packages.
 const PYTHON_VARIABLE: &str = "GPT2_CLIENTS_PYTHON";
-/// Queue capacity of a tested server: more than langchain sends at once, yet quickly filled.
+/// Queue capacity of the server: more requests than langchain sends at once, yet quick to fill.
 const QUEUE: usize = 64;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Runs a pytest module of this repository against a server.
+/// Runs a pytest module from this repository against a server.
 ///
-/// Without Python, `start` is not called.
+/// If there is no Python interpreter, `start` is not called.
 fn check(script: &str, start: impl FnOnce() -> Running, arguments: &[&str]) {
     let Some(python) = std::env::var_os(PYTHON_VARIABLE) else {
         skipped(&format!("{script}, because {PYTHON_VARIABLE} names no Python with its packages"));

@@ -12,10 +12,10 @@ use candle_gpt2_server::{Handle, Model, Server, ServerError, ServerOptions};
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, pattern};
 use serde_json::{Value, json};
 
-/// Maximum time that a test waits for an expected event.
+/// Maximum time that a test waits for something it expects.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Tiny checkpoint of the fixtures.
+/// Tiny checkpoint from the fixtures.
 pub(crate) fn tiny() -> LoadedModel {
     static MODEL: OnceLock<LoadedModel> = OnceLock::new();
     MODEL.get_or_init(|| load(&fixture_path("tiny-checkpoint"))).clone()
@@ -69,7 +69,7 @@ pub(crate) fn load(folder: &Path) -> LoadedModel {
 
 /// Server that runs until it is dropped.
 pub(crate) struct Running {
-    /// Address of the server; meaningless for a Unix socket.
+    /// Address of the server; unused if the server listens on a Unix socket.
     pub(crate) address: SocketAddr,
     pub(crate) handle: Handle,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
@@ -93,7 +93,7 @@ pub(crate) fn start_model(
 ) -> Running {
     let mut options = ServerOptions { port: 0, ..ServerOptions::default() };
     options.api.name = name.to_owned();
-    // Tests that close the connection should not wait for a silent client.
+    // Tests in which the server closes a connection should not wait long for a silent client.
     options.timeouts.linger = Duration::from_millis(300);
     change(&mut options);
     run(Server::bind(model, options).unwrap())
@@ -110,7 +110,7 @@ pub(crate) fn run(server: Server) -> Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The second call skips draining, because a test's leftover requests need not finish.
+        // The second call skips draining, because requests left over from a test need not finish.
         self.handle.stop();
         self.handle.stop();
         if let Some(thread) = self.thread.take() {
@@ -158,7 +158,7 @@ impl Running {
         client.reply()
     }
 
-    /// Sends a long request and waits until it is the only running one.
+    /// Sends a long request and waits until it is the only one running.
     #[track_caller]
     pub(crate) fn occupy(&self, body: &Value) -> Client<TcpStream> {
         let mut client = self.connect();
@@ -218,7 +218,7 @@ pub(crate) fn json_request(path: &str, body: &Value) -> Vec<u8> {
     request("POST", path, &["Content-Type: application/json"], body.to_string().as_bytes())
 }
 
-/// JSON objects in a stream's text, which must end with `[DONE]`.
+/// Parses the JSON objects in a stream's text, which must end with `[DONE]`.
 #[track_caller]
 pub(crate) fn events(text: &str) -> Vec<Value> {
     let events: Vec<&str> = text.split_terminator("\n\n").filter(|event| !event.starts_with(':')).collect();
@@ -228,11 +228,11 @@ pub(crate) fn events(text: &str) -> Vec<Value> {
     events.iter().map(parse).collect()
 }
 
-/// Response of the server.
+/// Response from the server.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
-    /// Headers as names in lowercase and values.
+    /// Headers as pairs of a lowercase name and a value.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
@@ -286,7 +286,7 @@ pub(crate) struct Client<S> {
 impl Client<TcpStream> {
     /// Closes the sending side.
     pub(crate) fn close_sending(&self) {
-        // Fails if the server has closed the connection already.
+        // Fails if the server has already closed the connection.
         _ = self.stream.shutdown(Shutdown::Write);
     }
 }
@@ -296,7 +296,7 @@ impl<S: Read + Write> Client<S> {
         Self { stream, buffer: Vec::new() }
     }
 
-    /// Sends bytes. Errors are ignored, because a server that closed the connection has sent the reason.
+    /// Sends bytes; ignores errors, because a server that closes the connection sends the reason first.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         _ = self.stream.write_all(bytes);
     }
@@ -321,7 +321,7 @@ impl<S: Read + Write> Client<S> {
         self.buffer.drain(..count).collect()
     }
 
-    /// Reads up to and including `end`; returns `None` if the connection ends before any byte.
+    /// Reads up to and including `end`; returns `None` if the connection ends before the first byte.
     fn take_until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
         loop {
             if let Some(at) = self.buffer.windows(end.len()).position(|window| window == end) {
@@ -334,7 +334,7 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    /// Reads the head of a response and leaves its body empty.
+    /// Reads the head of a response, but not the body.
     #[track_caller]
     pub(crate) fn head(&mut self) -> Reply {
         self.try_head().expect("a response before the connection closes")

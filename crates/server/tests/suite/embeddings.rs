@@ -1,4 +1,4 @@
-//! `/v1/embeddings`, used as by OpenAI's clients.
+//! `/v1/embeddings`, used as OpenAI's clients do.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use candle_core::{Device, Tensor};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::common::{Running, start, tiny};
 
-/// Tolerance for rounding: the server uses pieces and a cache, the reference a single pass.
+/// Rounding tolerance: the server uses pieces and a KV cache, while the reference is a single pass.
 const TOLERANCE: f64 = 1e-5;
 
 fn embed(server: &Running, body: &Value) -> Value {
@@ -19,7 +19,7 @@ fn vector(entry: &Value) -> Vec<f64> {
     entry["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
-/// Mean or last hidden state after the final norm, scaled to unit length.
+/// Mean or last hidden state after the final norm, normalized to unit length.
 fn reference(ids: &[u32], pooling: &str) -> Vec<f64> {
     let ids = Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
     let states = tiny().model().transformer().forward(&ids).unwrap().squeeze(0).unwrap();

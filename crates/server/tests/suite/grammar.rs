@@ -1,4 +1,4 @@
-//! Structured output, with and without streaming and for several completions; invalid grammars.
+//! Structured output, streamed or not and with several completions, and invalid grammars.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -57,7 +57,7 @@ fn constraints() -> Vec<(Value, Check)> {
 }
 
 fn request(constraint: &Value, more: Value) -> Value {
-    // The model tells stories; a bias for `}` and the quotation mark lets its JSON end.
+    // The model tells stories; the bias toward `}` and the quotation mark helps it end its JSON.
     let mut body = json!({
         "prompt": "Once there was", "max_tokens": 60, "temperature": 2, "min_p": 0, "seed": 3, "logit_bias": { "93": 12, "2": 6 },
     });
@@ -71,7 +71,7 @@ fn server() -> Running {
     start_model(built_in(), "stories", |_| ())
 }
 
-/// Requests completions and returns them with their finish reasons, in order.
+/// Requests completions; returns each text with its finish reason, in order.
 fn texts(server: &Running, body: &Value) -> Vec<(String, String)> {
     let reply = server.post("/v1/completions", body);
     assert_eq!(reply.status, 200, "{body}: {}", reply.text());
@@ -82,7 +82,7 @@ fn texts(server: &Running, body: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Checks a completion; returns whether it ended by itself.
+/// Checks a completion; returns whether it ended before the token limit.
 #[track_caller]
 fn check(constraint: &Value, is_whole: Check, (text, reason): &(String, String)) -> bool {
     let has_ended = reason == "\"stop\"";
@@ -163,9 +163,9 @@ fn invalid_constraints_report_the_error_and_its_location() {
     assert_eq!(texts(&server, &request(&json!({ "guided_regex": "[0-9]{6}" }), json!({}))).len(), 1);
 }
 
-/// Several clients continually compile an expensive grammar while other requests are answered.
+/// Several clients continually compile an expensive grammar, yet other requests need not wait.
 ///
-/// If the others had to wait, at least one compilation would finish before each of them.
+/// If the other requests had to wait, at least one compilation would finish before each of them.
 #[test]
 fn expensive_constraints_do_not_block_other_requests() {
     const CLIENTS: usize = 3;

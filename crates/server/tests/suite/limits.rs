@@ -1,4 +1,4 @@
-//! Limits on size, time and count.
+//! Limits on sizes, times and counts.
 
 mod hostile;
 mod idle_clients;
@@ -74,7 +74,7 @@ fn slow_request_heads_time_out() {
     client.assert_closed();
     // A client that sends nothing is disconnected without a response.
     server.connect().assert_closed();
-    // The second request has the same time limit as the first. The pause between them has a separate limit.
+    // The second request has the same time limit as the first. The pause before it has its own limit.
     let mut client = server.connect();
     client.send(&request("GET", "/health", &[], b""));
     assert_eq!(client.reply().status, 200);
@@ -124,21 +124,21 @@ fn oversized_bodies_are_rejected_before_reading() {
         body
     };
     assert_eq!(server.request("POST", "/tokenize", &[JSON], prompt(1000).as_bytes()).status, 200);
-    // An announced excess is rejected before any byte of the body arrives.
+    // If the announced length is too large, the request is rejected before any byte of the body arrives.
     let mut client = server.connect();
     client.send(&request("POST", "/tokenize", &[JSON, "Content-Length: 1001"], b""));
-    let expected = "the body is larger than 1000 bytes, the server's limit (`--max-body`)";
+    let expected = "the body exceeds the server's limit of 1000 bytes (`--max-body`)";
     let reply = client.reply();
     assert_eq!(reply.refusal(413), expected);
     assert_eq!(reply.header("connection"), Some("close"));
-    // Chunked, without an announced length.
+    // A chunked body does not announce its length.
     let chunks = format!("3e9\r\n{}\r\n0\r\n\r\n", prompt(1001));
     let reply = server.request("POST", "/tokenize", &[JSON, "Transfer-Encoding: chunked"], chunks.as_bytes());
     assert_eq!(reply.refusal(413), expected);
-    // A client that sends the whole body before reading receives its answer too.
+    // A client that sends the whole body before it reads also receives its response.
     let reply = server.request("POST", "/tokenize", &[JSON], prompt(3 << 20).as_bytes());
     assert_eq!(reply.refusal(413), expected);
-    // Lengths that overflow.
+    // These lengths overflow.
     for length in ["18446744073709551614", "18446744073709551615", "99999999999999999999"] {
         let length = format!("Content-Length: {length}");
         let reply = server.request("POST", "/tokenize", &[JSON, &length], b"");
@@ -159,7 +159,7 @@ fn expect_100_continue_is_supported() {
     client.reply().refusal(415);
 }
 
-/// While one completion runs, four of eight further clients wait and four are rejected.
+/// While one completion runs, four of eight other clients wait, and four are rejected.
 #[test]
 fn full_queue_rejects_requests_immediately() {
     let server = start_long(|options| (options.parallel, options.queue) = (1, 4));

@@ -1,4 +1,4 @@
-//! Tests of the server from outside, over sockets.
+//! Tests the server from outside, over sockets.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

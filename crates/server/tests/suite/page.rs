@@ -1,4 +1,4 @@
-//! Web page at `/`: its files and its views. `web/tests` tests it in a browser.
+//! Files and views of the web page at `/`. `web/tests` tests the page in a browser.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn every_page_file_is_served_and_cached_by_etag() {
     }
 }
 
-/// Analyses over HTTP, computed in pieces, equal a session's, computed in one step.
+/// Analyses computed in pieces over HTTP equal those that a session computes in one step.
 #[test]
 fn analyses_match_a_session() {
     let model = built_in_f32();
@@ -141,7 +141,7 @@ fn invalid_analysis_requests_report_the_reason() {
     assert!(message.starts_with("the body is not valid JSON"), "{message}");
 }
 
-/// Decodes the weights of a packed head from base64 of little-endian 16-bit integers.
+/// Decodes a packed head's weights from base64-encoded little-endian 16-bit integers.
 fn weights(packed: &str) -> Vec<u16> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',

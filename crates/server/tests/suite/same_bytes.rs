@@ -1,4 +1,4 @@
-//! A request gets the same answer alone and under load, byte for byte.
+//! Responses are the same under load as alone, byte for byte.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -10,8 +10,8 @@ use super::common::{Running, built_in, events, json_request, start_model};
 
 /// Requests of all kinds.
 ///
-/// They are greedy or seeded, with log-probabilities or an echo, with several completions, streamed or not,
-/// with shared and different prefixes, steered or recorded.
+/// The requests are greedy or seeded, streamed or not, and steered or recorded. They have log-probabilities,
+/// an echo or several completions, and their prefixes are shared or different.
 fn requests() -> Vec<Value> {
     let beginning = "KING RICHARD III: Now is the winter of our discontent made glorious summer by this sun of York; and all the \
                      clouds that lour'd upon our house in the deep bosom of the ocean buried.";
@@ -49,7 +49,7 @@ fn requests() -> Vec<Value> {
     (0..100).map(kind).collect()
 }
 
-/// Sends a request and returns the response without its id and time.
+/// Sends a request and returns the response without the id and the creation time.
 ///
 /// The chunks of a stream are grouped by choice, because their order across choices depends on load.
 fn answer(server: &Running, request: &Value) -> String {
@@ -60,13 +60,13 @@ fn answer(server: &Running, request: &Value) -> String {
     let plain = |mut object: Value| {
         let fields = object.as_object_mut().unwrap();
         assert!(fields.remove("id").is_some() && fields.remove("created").is_some());
-        // Keys keep their order, so this is the text that was sent.
+        // Keys keep their order, so the rest equals the text that the server sent.
         object.to_string()
     };
     objects.into_iter().map(plain).collect::<Vec<_>>().join("\n")
 }
 
-/// Connects, sends a request and disconnects before the answer is complete.
+/// Connects, sends a request and disconnects before the response is complete.
 fn disturb(server: &Running, number: u64) {
     let mut client = server.connect();
     let stream = !number.is_multiple_of(3);
@@ -83,7 +83,7 @@ fn answers_do_not_depend_on_concurrent_requests() {
         let server = start_model(built_in(), "built-in", |options| options.api.activations = true);
         requests.iter().map(|request| answer(&server, request)).collect()
     };
-    // The chunk size is constant; cache contents, queue and batch vary.
+    // Only the chunk size stays the same; cache contents, queue and batch vary.
     let server = start_model(built_in(), "built-in", |options| {
         (options.parallel, options.api.activations) = (8, true)
     });

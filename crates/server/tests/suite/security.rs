@@ -1,4 +1,4 @@
-//! Known vulnerabilities of other servers, one test each.
+//! Known vulnerabilities in other servers, with one test for each.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -30,7 +30,7 @@ fn ask(server: &Running, method: &str, path: &str, lines: &[&str]) -> Reply {
 
 /// vLLM CVE-2025-59425 (API key check), and vLLM's routes that require no key.
 ///
-/// All routes require the key except those that reveal nothing.
+/// All routes require a key, except those that reveal nothing.
 #[test]
 fn all_routes_except_health_and_the_page_require_a_key() {
     let server = start_with_keys();
@@ -108,7 +108,7 @@ fn server_without_keys_accepts_any_authorization() {
     }
 }
 
-/// Keys do not share cached prefixes, because response times would reveal other clients' prompts.
+/// Keys do not share cached prefixes; otherwise, response times would reveal others' prompts.
 #[test]
 fn keys_do_not_share_cached_prefixes() {
     let server = start_with(|options| {
@@ -127,7 +127,7 @@ fn keys_do_not_share_cached_prefixes() {
     assert!(cached(KEY) >= 16, "a key reuses its own prefixes");
 }
 
-/// CVE-2026-34756, CVE-2024-8939: unlimited numbers of completions.
+/// CVE-2026-34756, CVE-2024-8939: no limit on the number of completions.
 #[test]
 fn excessive_requests_are_rejected() {
     let server = start_with(|options| (options.api.limits.max_n, options.api.limits.max_prompts) = (4, 2));
@@ -150,7 +150,7 @@ fn excessive_requests_are_rejected() {
 
 /// CVE-2024-8768, CVE-2026-44223, CVE-2026-21869: engine crashes.
 ///
-/// They were caused by empty prompts, penalties and negative numbers.
+/// Empty prompts, penalties and negative numbers caused the crashes.
 #[test]
 fn unusual_requests_do_not_crash_the_engine() {
     let server = start();
@@ -208,7 +208,7 @@ fn foreign_pages_cannot_use_a_local_server() {
             assert_eq!(reply.header("access-control-allow-origin"), None);
         }
     }
-    // An HTML form on another page can send this without a preflight.
+    // An HTML form on another page can send this content type without a preflight.
     server
         .request("POST", "/v1/completions", &["Content-Type: text/plain"], br#"{"prompt":"a"}"#)
         .refusal(415);
@@ -243,7 +243,7 @@ fn only_allowed_origins_get_cors_headers() {
         (200, Some("https://app.example"))
     );
     assert_eq!(reply.header("vary"), Some("Origin"));
-    // Errors carry the CORS header too, so the page can read them.
+    // Errors have the CORS header too, so that the page can read them.
     let reply = ask(&server, "POST", "/v1/completions", &[origin]);
     assert_eq!(
         (reply.status, reply.header("access-control-allow-origin")),
@@ -253,9 +253,7 @@ fn only_allowed_origins_get_cors_headers() {
     server.request("OPTIONS", "/v1/completions", &other, b"").refusal(403);
 }
 
-/// Requests that name files or addresses.
-///
-/// ollama CVE-2024-37032, CVE-2026-7020, CVE-2026-7482, TGI CVE-2026-0599.
+/// ollama CVE-2024-37032, CVE-2026-7020 and CVE-2026-7482, TGI CVE-2026-0599: files and addresses.
 #[test]
 fn files_and_urls_in_requests_are_never_opened() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -357,7 +355,7 @@ fn port_in_use_is_reported() {
     let options = ServerOptions { port, ..ServerOptions::default() };
     let error = Server::bind(tiny(), options).err().unwrap();
     assert!(!error.is_usage());
-    let expected = format!("port {port} of 127.0.0.1 is in use; stop the program that listens there");
+    let expected = format!("port {port} on 127.0.0.1 is in use; stop the program that listens there");
     assert!(error.to_string().starts_with(&expected), "{error}");
 }
 
@@ -370,7 +368,7 @@ fn unix_socket_is_private_and_replaces_a_stale_one() {
         unix_socket: Some(path.to_owned()),
         ..ServerOptions::default()
     };
-    // Stale socket of a killed server.
+    // Leaves a stale socket behind, as a killed server does.
     drop(UnixListener::bind(&path).unwrap());
     let server = Server::bind(tiny(), options(&path)).unwrap();
     assert_eq!(server.address(), format!("unix:{}", path.display()));

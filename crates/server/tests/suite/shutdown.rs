@@ -24,7 +24,7 @@ fn disconnect_cancels_a_stream() {
 #[test]
 fn disconnect_cancels_an_unstreamed_request() {
     let server = start_long(|_| ());
-    // Some clients leave unread bytes behind. In that case, Windows does not report the disconnect.
+    // Some clients leave unread bytes behind. Windows does not report such a disconnect.
     let leftovers = [&b""[..], b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"];
     let reported = if cfg!(windows) { &leftovers[..1] } else { &leftovers };
     for more in reported {
@@ -38,8 +38,8 @@ fn disconnect_cancels_an_unstreamed_request() {
 
 /// A half-close is treated as a disconnect.
 ///
-/// The server cannot tell whether the client is gone. It cancels the request and still sends an error in case
-/// the client listens.
+/// The server cannot tell whether the client has disconnected. It cancels the request but still sends an
+/// error, in case the client reads it.
 #[test]
 fn half_close_cancels_the_request_with_an_error() {
     let server = start_long(|_| ());

@@ -53,7 +53,7 @@ impl Gate {
     }
 }
 
-/// Clock that is called at the end of reading a request; a closed gate blocks it there.
+/// Clock that the server calls when it has read a request; a closed gate blocks this call.
 fn gated_clock<const GATE: usize>() -> u64 {
     GATES[GATE].pass();
     0
@@ -99,7 +99,7 @@ fn short_requests_are_served_while_long_ones_are_blocked() {
         assert_eq!(reply.status, 200, "{path}: {}", reply.text());
     }
     assert!(stuck.iter().all(waits));
-    // A client that disconnects keeps its thread busy, and a stopping server waits for neither.
+    // A disconnected client's thread stays busy, but a stopping server waits for no thread.
     drop(stuck.pop());
     drop(stuck.remove(0));
     server.handle.stop();
@@ -127,7 +127,7 @@ fn queued_long_requests_time_out() {
     reply.refusal(503);
     assert_eq!(reply.json()["error"]["code"], "queue_timeout");
     assert_eq!(server.metric("gpt2_rejected_total{reason=\"queue_timeout\"}"), 1.0);
-    // A body that is slow to tokenize and a grammar wait as well.
+    // A body that is slow to tokenize has to wait too, and so does a grammar.
     for body in [json!({"prompt": "a".repeat(20_000)}), json!({"prompt": "a", "guided_regex": "a+"})] {
         server.post("/v1/completions", &body).refusal(503);
     }

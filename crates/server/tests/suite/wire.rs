@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::common::{built_in, built_in_f32, start_model};
 
-/// A seed yields the same completions over HTTP as in the library.
+/// With the same seed, completions over HTTP equal the library's.
 ///
 /// Completion `j` of prompt `i` samples from stream `i · n + j`.
 #[test]
@@ -43,7 +43,7 @@ fn completions_match_the_library() {
     }
 }
 
-/// A request may have more prompts than fit in a batch; its completions stay in order.
+/// A request may have more prompts than fit in a batch; the completions stay in order.
 #[test]
 fn request_may_have_more_prompts_than_batch_rows() {
     let server = start_model(built_in(), "built-in", |options| options.parallel = 3);

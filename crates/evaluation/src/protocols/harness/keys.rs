@@ -1,4 +1,4 @@
-//! Supported, ignored and rejected keys of a task file.
+//! Supported, ignored and rejected keys in a task file.
 
 use std::collections::HashMap;
 use std::fs;
@@ -42,10 +42,10 @@ pub(super) struct Keys {
     pub(super) metric_list: Option<Vec<MetricKeys>>,
 }
 
-/// Keys that do not affect any metric here.
+/// Keys that do not affect any supported metric.
 const WITHOUT_EFFECT: &str = "task_alias tag dataset_name should_decontaminate doc_to_decontamination_query generation_kwargs metadata";
 
-/// Unsupported keys of the harness, with the reason.
+/// Unsupported harness keys, each with the reason.
 const REFUSED: [(&str, &str); 12] = [
     ("group", "it names a group of tasks; specify the file of each task"),
     ("task_list", "it names several tasks; specify the file of each task"),
@@ -80,7 +80,7 @@ pub(super) struct DatasetKeys {
     _trust_remote_code: Option<bool>,
 }
 
-/// Data files of one split or of several splits.
+/// Data files for one split or for several splits.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub(super) enum DataFiles {
@@ -171,7 +171,7 @@ struct TaskReader {
 }
 
 impl TaskReader {
-    /// Returns the keys of a file, merged over the keys of its included files.
+    /// Returns the keys in a file, merged over the keys in its included files.
     fn mapping(&mut self, path: &Path) -> Result<Mapping, EvaluationError> {
         let failed = |cause| EvaluationError::File { path: path.to_owned(), cause };
         let place = fs::canonicalize(path).map_err(failed)?;
@@ -193,7 +193,7 @@ impl TaskReader {
         if self.includes > MAX_INCLUDES {
             return Err(task_file_error(
                 path,
-                format!("`include`: expected at most {MAX_INCLUDES} files in all"),
+                format!("`include`: expected at most {MAX_INCLUDES} included files in total"),
             ));
         }
         self.including.push(place.clone());
@@ -216,7 +216,7 @@ impl TaskReader {
     }
 }
 
-/// Parses the keys of a task file.
+/// Parses the keys in a task file.
 fn parsed(path: &Path, text: &str) -> Result<Mapping, EvaluationError> {
     check_yaml(text).map_err(|error| match error {
         YamlError::Tag { tag, .. } => task_file_error(
@@ -227,7 +227,7 @@ fn parsed(path: &Path, text: &str) -> Result<Mapping, EvaluationError> {
     })?;
     match serde_yaml_ng::from_str(text) {
         Ok(Value::Mapping(mapping)) => Ok(mapping),
-        Ok(_) => Err(task_file_error(path, "expected a task file with keys and values")),
+        Ok(_) => Err(task_file_error(path, "expected a YAML mapping of keys to values, found another type")),
         Err(error) => Err(task_file_error(path, error.to_string())),
     }
 }
@@ -251,7 +251,7 @@ mod tests {
     /// Compares the nesting check with the YAML parser on random texts.
     ///
     /// Nesting that the check misses would make libyaml slow. A bracket or an indentation can open two
-    /// levels, as in `[a: b]`, and a key is in its own mapping.
+    /// levels, as in `[a: b]`, and each key adds a mapping.
     #[test]
     fn yaml_check_detects_all_nesting() {
         const PIECES: [&str; 42] = [

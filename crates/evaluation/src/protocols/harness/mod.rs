@@ -1,7 +1,6 @@
-//! Tasks of lm-evaluation-harness, read from their YAML files.
+//! Tasks from lm-evaluation-harness, read from their YAML files.
 //!
-//! It supports multiple-choice tasks, log-likelihoods of a continuation, and log-likelihoods of whole
-//! texts.
+//! Supports multiple-choice tasks, log-likelihoods of a continuation, and log-likelihoods of whole texts.
 //!
 //! A task file is untrusted. None of its code runs, its templates are limited, and unsupported keys are
 //! errors.
@@ -25,7 +24,7 @@ use super::shared::{PreparedItem, prepare_records};
 use super::{lambada, wikitext};
 use crate::{Data, EvaluationError, ItemResult, Metric, Prepared, Record, Setting, Totals};
 
-/// Kind of question about an entry.
+/// Kind of task, which determines what is scored for each entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     MultipleChoice,
@@ -72,10 +71,10 @@ pub(crate) struct HarnessTask {
     samples: Option<Vec<Record>>,
     /// Indices of the entries in the split that may be sampled as examples.
     indices: Option<Vec<usize>>,
-    /// Files of the evaluated split; `few_shot_data` holds the files of the split with the examples.
+    /// Files for the evaluated split; `few_shot_data` holds the files for the split with the examples.
     data: Option<Vec<PathBuf>>,
     few_shot_data: Option<Vec<PathBuf>>,
-    /// Whether each line of the files is an entry.
+    /// Whether each line in the files is an entry.
     has_lines: bool,
     templates: Templates,
 }
@@ -124,7 +123,7 @@ impl HarnessTask {
                         let by = wanted.aggregation.as_ref().map_or(String::new(), |by| format!(" by {by}"));
                         let found = &wanted.metric;
                         return Err(wrong(format!(
-                            "`metric_list`: expected metrics of {output_type} ({names}), found {found}{by}"
+                            "`metric_list`: expected metrics for {output_type} ({names}), found {found}{by}"
                         )));
                     };
                     metrics.push(*name);
@@ -151,7 +150,7 @@ impl HarnessTask {
             form(name, key)?.ok_or_else(|| wrong(format!("`{name}` is missing")))
         };
         let text = match kind {
-            // The harness does not read its value.
+            // The harness ignores `doc_to_text` in these tasks.
             Kind::Rolling => Form::Text(String::new()),
             _ => required("doc_to_text", keys.doc_to_text.as_ref())?,
         };
@@ -223,7 +222,7 @@ impl HarnessTask {
         self.kind != Kind::Rolling
     }
 
-    /// Returns the files of the evaluated split.
+    /// Returns the files for the evaluated split.
     pub(crate) fn data_files(&self) -> Result<&[PathBuf], EvaluationError> {
         self.data.as_deref().ok_or_else(|| {
             task_file_error(
@@ -233,7 +232,7 @@ impl HarnessTask {
         })
     }
 
-    /// Returns the files of the split with the examples, if the task file names them.
+    /// Returns the files for the split with the examples, if the task file names them.
     pub(crate) fn few_shot_files(&self) -> Option<&[PathBuf]> {
         self.few_shot_data.as_deref()
     }
@@ -258,7 +257,7 @@ impl HarnessTask {
                     let at = |index: &usize| all.get(*index).cloned();
                     indices.iter().map(at).collect::<Option<_>>().ok_or_else(|| {
                         let what =
-                            format!("`fewshot_config.fewshot_indices`: expected numbers below {}", all.len());
+                            format!("`fewshot_config.fewshot_indices`: expected indices below {}", all.len());
                         task_file_error(&self.path, what)
                     })?
                 }
@@ -337,7 +336,7 @@ impl HarnessTask {
         }
     }
 
-    /// Builds the item for an entry, with the text `before` in front.
+    /// Builds the item for an entry; `before` is the text in front of the question.
     fn item(
         &self,
         setting: &Setting<'_>,
@@ -382,7 +381,8 @@ impl HarnessTask {
                 ))
             }
         };
-        // Either the choices follow one text, or one text follows each of the choices.
+        // Either `doc_to_text` is a text that each choice follows, or it is an index and `doc_to_target` is a
+        // text that follows each choice.
         let (pairs, gold) = match text {
             FormValue::Text(text) => {
                 let gold = place("doc_to_target", entry.value("doc_to_target", target)?)?;
@@ -435,7 +435,7 @@ impl Splits {
     fn of(path: &Path, keys: &Keys) -> Result<Self, EvaluationError> {
         let evaluated = keys.test_split.as_deref().or(keys.validation_split.as_deref());
         let given = keys.fewshot_config.split.as_deref().or(keys.fewshot_split.as_deref());
-        // Like the harness, compares the names as set in the file; two unset names are equal.
+        // Like the harness, compare the split names as set in the file; two unset names are equal.
         let excludes = given == keys.test_split.as_deref();
         let has_few_shot_split = given.is_some();
         let few_shot =
@@ -458,11 +458,11 @@ impl Splits {
         };
         let of_split = |split: &str| -> Result<Vec<PathBuf>, EvaluationError> {
             let files = files.of_split(split).ok_or_else(|| {
-                let what = format!("`dataset_kwargs.data_files` lists no files of the split `{split}`; files without a split count as `train`");
+                let what = format!("`dataset_kwargs.data_files` lists no files for the split `{split}`; files listed without a split belong to `train`");
                 task_file_error(path, what)
             })?;
-            // Paths are relative to the working directory, as in the harness, or else to the task file's
-            // folder.
+            // A path is relative to the working directory, as in the harness, or to the task file's folder if
+            // the file does not exist there.
             let beside = path.parent().unwrap_or(Path::new(""));
             Ok(files.into_iter().map(|file| if file.exists() { file } else { beside.join(file) }).collect())
         };

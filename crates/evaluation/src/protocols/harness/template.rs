@@ -1,4 +1,4 @@
-//! Jinja templates of a task file, rendered as in lm-evaluation-harness.
+//! Jinja templates in task files, rendered as in lm-evaluation-harness.
 //!
 //! Templates are untrusted programs. `candle-gpt2-confined` parses them and renders each with one entry
 //! at a time.
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{DataError, EvaluationError, Record};
 
-/// Value of a `doc_to_…` key of a task file.
+/// Value of a `doc_to_…` key in a task file.
 #[derive(Debug, Clone)]
 pub(super) enum Form {
     /// Field name or template.
@@ -37,7 +37,7 @@ pub(super) struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Evaluates the value `form` of the key `key`.
+    /// Evaluates `form`, the value of the task file's key `key`.
     pub(super) fn value(&self, key: &str, form: &Form) -> Result<FormValue, EvaluationError> {
         let text = match form {
             Form::Index(index) => return Ok(FormValue::Index(*index)),
@@ -60,7 +60,7 @@ impl Entry<'_> {
     /// Evaluates `form` like [`Entry::value`], but requires a list of texts.
     pub(super) fn list(&self, key: &str, form: &Form) -> Result<Vec<String>, EvaluationError> {
         let given = match self.value(key, form)? {
-            // Parses the rendered text as a list, like Python's `ast.literal_eval`.
+            // Parse the rendered text as a list, like Python's `ast.literal_eval`.
             FormValue::Text(text) => {
                 let list = self.templates.list(&text).map_err(|error| self.unfit(key, &error))?;
                 list.map_or(FormValue::Text(text), FormValue::List)

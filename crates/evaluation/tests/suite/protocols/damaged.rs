@@ -47,7 +47,7 @@ hellaswag:llm.c | "y" | "" | field `endings[2]`: expected a non-empty string
 hellaswag:llm.c | "ctx": "a b" | "ctx": "" | field `ctx`: expected a non-empty string
 {"query": "q", "choices": ["a", "b", "c", "d"], "gold": 3}
 hellaswag:lm-eval | "gold": 3 | "gold": 9 | field `gold`: expected a number from 0 to 3, found 9
-hellaswag:lm-eval | ["a", "b", "c", "d"] | [] | field `choices`: expected at least two, found 0
+hellaswag:lm-eval | ["a", "b", "c", "d"] | [] | field `choices`: expected at least two choices, found 0
 hellaswag:llama.cpp | ["a", "b", "c", "d"] | ["a", "a b", "a c", "a d"] | field `choices[0]`: expected a token that differs from the other endings, found none
 {"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}
 hellaswag:lm-eval | "z"] | "z" | expected a JSON object, found invalid JSON: expected `,` or `]` at column"#;
@@ -69,7 +69,7 @@ fn every_mistake_is_reported_with_its_location() {
         assert_eq!(prepared.items.len(), 1, "{protocol}");
         assert_eq!((error.file.as_str(), error.line), ("a/items.jsonl", 3), "{protocol}");
         assert!(error.what.starts_with(expected), "{protocol}: expected {expected}, found {}", error.what);
-        // With a limit before the entry, the mistake is not reported.
+        // With a limit that excludes the entry, its mistake is not reported.
         let fewer = model.try_prepare(protocol, Some(1), &data("a/items.jsonl", &text)).unwrap();
         assert_eq!((fewer.damaged, fewer.items), (None, prepared.items));
     }
@@ -81,7 +81,7 @@ fn choice_longer_than_the_context_is_rejected() {
     let long = format!(r#"{{"goal": "g", "sol1": "a", "sol2": "{}", "label": 1}}"#, "ball ".repeat(600));
     let error =
         model.try_prepare("piqa:lm-eval", None, &data("items.jsonl", &long)).unwrap().damaged.unwrap();
-    assert_eq!(error.what, "field `sol2`: expected at most 512 tokens, the model's context, found 601");
+    assert_eq!(error.what, "field `sol2`: expected at most 512 tokens (the model's context), found 601");
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn lm_eval_splits_at_the_last_space() {
     let model = Model::built_in();
     let cases = [
         ("My lord, the king is dead", ("My lord, the king is", " dead")),
-        // A line break is not a space. Whitespace that moves to the word is scored with it.
+        // A line break does not end a word. Whitespace at the end of a context is scored with the word.
         ("the king\nis dead", ("the king\nis", " dead")),
         ("the king is\ndead", ("the king", " is\ndead")),
         ("the king is  dead", ("the king is", "  dead")),
@@ -41,7 +41,7 @@ fn one_word_passage_follows_the_bos_token() {
 #[test]
 fn word_tokens_start_at_the_context_length() {
     let model = Model::built_in();
-    // Tokens that cross the boundary are counted from the end of the context's own tokens.
+    // The context's own token count decides which tokens of the whole text are scored.
     let item = model.item("lambada:lm-eval", &line("a b c\u{a0} d"));
     let context = model.ids("a b c");
     let whole = model.ids("a b c\u{a0} d");
@@ -79,7 +79,7 @@ fn megatron_splits_at_whitespace_and_strips_the_context() {
     let cases = [
         ("the king is\ndead", ("the king is", " dead")),
         ("\tthe king  is \u{a0} dead \n", ("the king  is", " dead")),
-        // The word is located by its last occurrence.
+        // The context ends before the last occurrence of the word.
         ("so is his", ("so is", " his")),
     ];
     for (text, expected) in cases {

@@ -1,4 +1,4 @@
-//! Metrics of known results, checked against the formulas of the published scripts.
+//! Metrics for known results, checked against the formulas in the published scripts.
 
 use candle_gpt2_evaluation::{
     ChoiceResult, ItemResult, Metric, Predicted, StderrKind, Totals, named, protocols,
@@ -7,7 +7,7 @@ use candle_gpt2_evaluation::{
 /// Tolerance for the rounding errors of a few operations.
 const ROUNDING: f64 = 1e-12;
 
-/// Creates a choice from a log-probability and token and character counts, at two bytes per character.
+/// Creates a choice with this log-probability and these counts, at two bytes per character.
 fn choice(logprob: f64, tokens: usize, characters: usize) -> ChoiceResult {
     let (bytes, squares) = (2 * characters, logprob.powi(2));
     ChoiceResult { logprob, tokens, characters, bytes, squares, ..ChoiceResult::default() }
@@ -45,7 +45,7 @@ fn names(metrics: &[Metric]) -> Vec<&str> {
     metrics.iter().map(|metric| metric.name).collect()
 }
 
-/// One item: choice 0 is best by sum, 1 by characters, 2 by tokens.
+/// Returns one item: choice 0 is best by sum, choice 1 per character, and choice 2 per token.
 fn undecided(gold: usize) -> Vec<ItemResult> {
     vec![result(0, vec![choice(-4.0, 1, 2), choice(-6.0, 2, 6), choice(-8.0, 8, 5)], Some(gold))]
 }
@@ -88,7 +88,7 @@ fn lambada_metrics_are_per_word() {
     assert_eq!(names(&metrics), ["perplexity", "acc"]);
     assert_metric(&metrics, "perplexity", 3.0_f64.exp(), 3);
     assert_metric(&metrics, "acc", 1.0 / 3.0, 3);
-    // ppl * sd / sqrt(n), and sqrt(p (1 - p) / (n - 1)).
+    // Standard errors: ppl * sd / sqrt(n) for the perplexity, sqrt(p (1 - p) / (n - 1)) for the accuracy.
     let expected = [3.0_f64.exp() * 7.0_f64.sqrt() / 3.0_f64.sqrt(), (2.0_f64 / 9.0 / 2.0).sqrt()];
     for (metric, expected) in metrics.iter().zip(expected) {
         assert!((metric.stderr.unwrap() - expected).abs() < ROUNDING * expected, "{metric:?}");
@@ -122,7 +122,7 @@ fn blimp_accuracy_averages_paradigms() {
             ..result(index, vec![choice(a, 1, 1), choice(b, 1, 1)], Some(0))
         }
     };
-    // 3 of 4 and 0 of 2, not 3 of 6. The errors are sqrt(3/16 / 3) = 1/4 and 0.
+    // The mean covers 3 of 4 and 0 of 2, not 3 of 6. The errors are sqrt(3/16 / 3) = 1/4 and 0.
     let groups = [("a", true), ("b", false), ("a", true), ("a", false), ("a", true), ("b", false)];
     let results: Vec<_> = groups
         .into_iter()
@@ -146,7 +146,7 @@ fn page_metrics_are_per_word_and_per_byte() {
     assert_metric(&metrics, "bits_per_byte", 0.5 / 2.0_f64.ln(), 200);
 }
 
-/// Weights each window's mean loss by its number of labels minus one, like the end of the script.
+/// Weights each window's mean loss by the window's number of labels minus one, as the script does.
 fn hf_script(windows: &[(f64, usize, usize)]) -> f64 {
     let mut nll_sum = 0.0;
     let mut n_tokens = 0;
@@ -160,8 +160,8 @@ fn hf_script(windows: &[(f64, usize, usize)]) -> f64 {
 #[test]
 fn hf_window_weights_match_the_script() {
     let results = texts([choice(-300.0, 99, 1), choice(-130.0, 50, 1), choice(-90.0, 30, 1)]);
-    // In overlapping windows, the first token of the text is a label, and the first token of any other
-    // window is not.
+    // In overlapping windows, the first window's first token is a label, and the other windows' first tokens
+    // are not.
     let overlapping = measure("wikitext:hf-50", Totals { tokens: 180, words: 0 }, &results);
     assert_eq!(names(&overlapping), ["perplexity", "token_perplexity"]);
     assert_metric(
@@ -201,7 +201,7 @@ fn megatron_perplexity_is_adjusted_and_capped_at_exp_20() {
     assert_eq!(names(&one_word), ["perplexity"]);
 }
 
-/// Checks the standard error against the formula at the end of llama.cpp's tool.
+/// Checks the standard error against the formula in llama.cpp's `llama-perplexity`.
 #[test]
 fn llama_cpp_stderr_treats_tokens_as_independent() {
     let squares = |choice: ChoiceResult, squares| ChoiceResult { squares, ..choice };
@@ -233,7 +233,7 @@ fn text_bits_are_reported_per_unit() {
     assert_eq!(metrics[5].stderr, None);
 }
 
-/// Checks that without items there are no metrics, rather than NaN values.
+/// Checks that zero items yield no metrics, rather than NaN values.
 #[test]
 fn zero_items_yield_no_metrics() {
     for protocol in protocols() {

@@ -23,7 +23,7 @@ fn piqa_scores_both_solutions_after_the_goal() {
         let item = model.item("piqa:lm-eval", &line);
         let expected = continuations("Question: Kill the king\nAnswer:", &[" with a knife", " wïth love"]);
         assert_eq!((model.pieces(&item), gold(&item)), (expected, Some(1)));
-        // The space between the parts does not count.
+        // The space before a choice does not count toward its length.
         assert_eq!(lengths(&item), [(12, 12), (9, 10)]);
     }
 }
@@ -119,7 +119,7 @@ fn lm_eval_cleans_hellaswag_texts() {
     let model = Model::built_in();
     for label in ["2", "\"2\""] {
         let item = model.item("hellaswag:lm-eval", &HELLASWAG.replace("LABEL", label));
-        // A single pass over double spaces leaves some of them.
+        // `preprocess` replaces double spaces in a single pass, so three spaces become two.
         let context = "Making tea:  How to. Boil water. The king";
         let context = context.replace("tea:  How", "tea: How");
         let expected = continuations(&context, &[" drinks it.", " is dead.", " drinks alone", " is  late."]);
@@ -146,7 +146,7 @@ fn empty_ctx_b_leaves_no_extra_space() {
     let model = Model::built_in();
     let line = HELLASWAG.replace("\"ctx_b\": \"the KING\"", "\"ctx_b\": \"\"").replace("LABEL", "0");
     let item = model.item("hellaswag:lm-eval", &line);
-    // `preprocess` strips the space between the parts.
+    // `preprocess` strips the space before the empty `ctx_b`.
     assert_eq!(
         model.pieces(&item)[1],
         ("Making tea: How to. Boil water.".to_owned(), " is dead.".to_owned())
@@ -189,7 +189,7 @@ fn llama_cpp_scores_from_the_first_differing_token() {
     assert_eq!(model.prepare("hellaswag:llama.cpp", "items.txt", &six_lines.repeat(2)).items.len(), 2);
 }
 
-/// Special token names are plain text for llama.cpp, and the token itself for lm-evaluation-harness.
+/// llama.cpp encodes special token names as plain text, and lm-evaluation-harness as the tokens.
 #[test]
 fn llama_cpp_encodes_special_token_names_as_text() {
     let model = Model::built_in();
@@ -217,7 +217,7 @@ fn long_item_is_truncated_at_the_start_and_counted() {
     assert_eq!((prepared.items.len(), prepared.truncated_count), (3, 1));
     let whole = model.ids(&format!("Question: {}\nAnswer: with love and honour", " ball".repeat(600)));
     let choice = only_sequence(&choices(&prepared.items[1])[1]);
-    // One token more than the context, because the last one is not read.
+    // One token more than the context holds, because the last token is scored but not read.
     assert_eq!(choice.ids, whole[whole.len() - N_POSITIONS - 1..]);
     assert_eq!(model.text(&choice.ids[choice.first..]), " with love and honour");
     assert_eq!(prepared.items[1].context_tokens, only_sequence(&choices(&prepared.items[1])[0]).first);

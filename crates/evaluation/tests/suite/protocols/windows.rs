@@ -32,7 +32,7 @@ fn sequences(prepared: &Prepared) -> Vec<&Sequence> {
 
 /// Checks that the sequences are these windows of `ids`, each preceded by the optional `prefix`.
 ///
-/// A window is the range of tokens that are read, and the range of tokens that are scored.
+/// A window is a pair: the range of tokens that are read, and the range of tokens that are scored.
 #[track_caller]
 fn scored(
     ids: &[u32],
@@ -60,7 +60,7 @@ fn assert_partition(windows: &[(Range<usize>, Range<usize>)], whole: Range<usize
 
 /// Reimplements `get_rolling_token_windows` with one token of context.
 ///
-/// Its target ranges are adjacent, and the last window has the same number of tokens as the others.
+/// The function's target ranges are adjacent, and its last window has as many tokens as the others.
 #[test]
 fn lm_eval_last_window_is_full() {
     let model = Model::built_in();
@@ -96,7 +96,7 @@ fn pages_are_detokenized_but_count_original_bytes() {
     let sequence = only_sequence(choice);
     assert_eq!(model.text(&sequence.ids[1..]), expected);
     assert_eq!((choice.bytes, choice.characters), (dover_page.len(), dover_page.chars().count()));
-    // The empty parts at both edges count as words.
+    // The empty parts before and after the page's outer whitespace count as words.
     assert_eq!(choice.words, Some(dover_page.split_whitespace().count() + 2));
     let yard_bytes = articles().len() - dover_page.len() - " \n".len() - "\n".len();
     assert_eq!(choices(yard)[0].bytes, yard_bytes);
@@ -173,8 +173,8 @@ fn hf_joins_rows_with_two_line_breaks() {
 
 /// Reimplements Megatron's `_LMDataset`.
 ///
-/// Every window holds up to one context of targets. The first window scores all of its targets, and later
-/// ones score only their last `stride` targets, if there is text.
+/// Every window has at most as many targets as the context has positions. The first window scores all of
+/// its targets, and each later window only its last `stride` targets, or fewer at the end of the text.
 #[test]
 fn megatron_windows_match_its_dataset() {
     let model = Model::built_in();
@@ -232,7 +232,7 @@ fn llama_cpp_scores_the_second_half_of_each_chunk() {
     assert_eq!(prepared.items, llama_cpp(&model, Some(512), &text).unwrap().items);
     assert!(prepared.notes.is_empty(), "llama.cpp's windows have 512 tokens too");
     let shorter = llama_cpp(&Model::tiny(), None, &text).unwrap();
-    assert_eq!(shorter.notes, ["windows have 48 tokens, the model's context, instead of llama.cpp's 512"]);
+    assert_eq!(shorter.notes, ["windows have 48 tokens (the model's context) instead of llama.cpp's 512"]);
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn llama_cpp_needs_two_chunks_of_at_least_three_tokens() {
     for context in [0, 2, 513] {
         assert_eq!(
             llama_cpp(&model, Some(context), &text_of(&model, 600)).unwrap_err(),
-            format!("`context`: expected 3 to 512, the model's context, found {context}")
+            format!("`context`: expected from 3 to 512 tokens (the model's context), found {context}")
         );
     }
 }
@@ -320,7 +320,7 @@ fn stride_beyond_the_context_is_rejected() {
         assert!(error.is_usage());
         assert_eq!(
             error.to_string(),
-            "the number at the end of the protocol's name: expected 1 to 512, the model's context, found 513"
+            "the number at the end of the protocol's name: expected from 1 to 512 tokens (the model's context), found 513"
         );
     }
 }

@@ -10,11 +10,11 @@ use serde_json::json;
 use super::JSON;
 use crate::common::{Reply, Running, request, start, start_with};
 
-/// Bytes to send and the expected answer.
+/// Bytes to send and the expected response.
 struct Case {
     bytes: Vec<u8>,
     status: u16,
-    /// Field named in the answer, or part of its message.
+    /// Field that the error names, or part of the error message.
     names: String,
     closes_sending: bool,
 }
@@ -23,7 +23,7 @@ fn case(bytes: impl Into<Vec<u8>>, status: u16, names: &str) -> Case {
     Case { bytes: bytes.into(), status, names: names.into(), closes_sending: false }
 }
 
-/// Describes what is wrong with the answer; `None` if it is right.
+/// Describes what is wrong with the response; returns `None` if the response is right.
 fn fault(server: &Running, case: &Case) -> Option<String> {
     let mut client = server.connect();
     client.send(&case.bytes);
@@ -56,7 +56,7 @@ fn check(server: &Running, cases: &[Case]) -> usize {
 
 /// Requests with an invalid request line or invalid headers.
 fn heads() -> Vec<Case> {
-    let plain = "plain HTTP/1.1";
+    let plain = "unencrypted HTTP/1.1";
     let mut cases: Vec<Case> = [
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"[..],
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -93,7 +93,7 @@ fn heads() -> Vec<Case> {
     for length in [u128::from(u64::MAX), u128::from(u64::MAX) + 1] {
         let head =
             format!("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{{}}");
-        cases.push(case(head.into_bytes(), 413, "the body is larger"));
+        cases.push(case(head.into_bytes(), 413, "the body exceeds"));
     }
     let many: Vec<String> = (0..101).map(|index| format!("X-{index}: 1")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
@@ -106,7 +106,7 @@ fn heads() -> Vec<Case> {
         "the request head is larger",
     ));
     cases.push(case(vec![b'A'; 200_000], 431, "the request head is larger"));
-    // Heads that end too early.
+    // These heads end too early.
     for bytes in [&b"GET /heal"[..], b"GET /health HTTP/1.1\r\nHost: localhost\r\n"] {
         cases.push(Case { closes_sending: true, ..case(bytes, 400, "the request head is incomplete") });
     }
@@ -192,7 +192,7 @@ fn targets() -> Vec<Case> {
     cases
 }
 
-/// Bodies that are not JSON objects or violate HTTP.
+/// Requests whose bodies are not JSON objects or violate HTTP.
 fn bodies() -> Vec<Case> {
     let post = |lines: &[&str], body: &[u8]| request("POST", "/tokenize", lines, body);
     let body = br#"{"prompt":"a"}"#;
@@ -289,7 +289,7 @@ fn hostile_requests_get_the_right_status_and_message() {
     assert!(count >= 200, "{count} requests");
 }
 
-/// Clients send single bytes slowly, some within the timeouts and some beyond them.
+/// Clients that drip single bytes are served within the timeouts and rejected beyond them.
 #[test]
 fn slow_senders_are_bounded_by_the_timeouts() {
     let server = start();
@@ -318,9 +318,9 @@ fn slow_senders_are_bounded_by_the_timeouts() {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// Request smuggling: proxies and servers disagree about which of the two lengths counts.
+/// Prevents request smuggling, in which a proxy and a server trust different body lengths.
 ///
-/// This server uses the chunks and never treats the bytes after them as another request.
+/// This server uses the chunks and never treats the bytes that follow as another request.
 #[test]
 fn body_with_two_lengths_closes_the_connection() {
     let server = start();
@@ -335,7 +335,7 @@ fn body_with_two_lengths_closes_the_connection() {
     client.assert_closed();
 }
 
-/// Pipelined requests are answered in order.
+/// Responses to pipelined requests arrive in order.
 #[test]
 fn pipelined_requests_are_answered_in_order() {
     let server = start();

@@ -22,7 +22,7 @@ fn crowd(server: &Running, count: usize, bytes: &[u8]) -> Vec<Client<TcpStream>>
     (0..count).map(connect).collect()
 }
 
-/// Disables the timeouts for idle clients so that they cannot affect any response.
+/// Disables the timeouts for idle clients, so that no test passes only because a timeout expires.
 fn without_timeouts(options: &mut ServerOptions) {
     let timeouts = &mut options.timeouts;
     (timeouts.header, timeouts.body, timeouts.idle) = (FOREVER, FOREVER, FOREVER);
@@ -33,14 +33,14 @@ fn assert_healthy(server: &Running) {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// Sends a request of 80 kB and checks that it is served.
+/// Sends a request with an 80 kB body and checks that the server serves it.
 #[track_caller]
 fn assert_large_request_is_served(server: &Running) {
     let reply = server.post("/tokenize", &json!({"prompt": "a".repeat(80_000)}));
     assert_eq!(reply.status, 200, "{}", reply.text());
 }
 
-/// Head of a request that announces `announced` bytes, followed by the beginning of its body.
+/// Request head that announces `announced` bytes, followed by the beginning of the body.
 fn partial_body(announced: usize, sent: usize) -> Vec<u8> {
     let length = format!("Content-Length: {announced}");
     let body = [&b"{\"prompt\":\""[..], &vec![b'a'; sent]].concat();
@@ -69,7 +69,7 @@ fn dripping<R>(clients: &mut [Client<TcpStream>], work: impl FnOnce() -> R) -> R
     })
 }
 
-/// Fills all 64 slots with silent clients, half-sent heads and answered connections.
+/// Clients that are silent, have sent half a head or have been served do not keep the 64 slots.
 #[test]
 fn idle_clients_do_not_lock_out_others() {
     let server = start_with(|options| {
@@ -84,7 +84,7 @@ fn idle_clients_do_not_lock_out_others() {
     assert_large_request_is_served(&server);
     let reply = server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
     assert_eq!(reply.status, 200, "{}", reply.text());
-    // The oldest connections are closed.
+    // The server has closed the oldest connections.
     answered[0].reply();
     answered[0].assert_closed();
 }
@@ -101,14 +101,14 @@ fn longest_idle_connection_is_evicted() {
     ask(&mut first);
     ask(&mut second);
     ask(&mut first);
-    // One more connection, and no later one that could evict `first`.
+    // Connects exactly once, because another connection would evict `first`.
     assert_eq!(server.get("/health").status, 200);
     second.assert_closed();
     first.send(&health);
     assert_eq!(first.reply().status, 200);
 }
 
-/// If no connection is idle, the server answers only health checks and returns 503 otherwise.
+/// If no connection is idle, the server answers health checks and returns 503 for other requests.
 #[test]
 fn server_with_all_connections_busy_returns_503() {
     let server = start_long(|options| {
@@ -127,7 +127,7 @@ fn server_with_all_connections_busy_returns_503() {
     let reply = server.post("/v1/completions", &json!({"prompt": [5], "max_tokens": 1}));
     assert_eq!(
         reply.refusal(503),
-        "all connections of this server are in use; retry after the time in the Retry-After header"
+        "all connections to this server are in use; retry after the delay in the Retry-After header"
     );
     assert_eq!((reply.header("retry-after"), reply.header("connection")), (Some("1"), Some("close")));
     assert_eq!(server.metric("gpt2_rejected_total{reason=\"connections_full\"}"), 1.0);
@@ -153,7 +153,7 @@ fn slow_uploads_do_not_block_other_requests() {
     }
 }
 
-/// Starts uploads that exceed the memory budget; the slowest are evicted and receive an error.
+/// If uploads exceed the memory budget, the slowest are evicted and receive an error.
 #[test]
 fn slow_uploads_lose_their_memory_to_new_requests() {
     let server = start_with(without_timeouts);
@@ -177,7 +177,7 @@ fn slow_uploads_lose_their_memory_to_new_requests() {
 
 /// Fast uploads all complete, even if together they exceed the memory budget.
 ///
-/// The bodies are not JSON, so parsing them takes no time.
+/// The bodies are invalid JSON, so that parsing takes no time.
 #[test]
 fn uploads_waiting_for_memory_complete() {
     let server = start();
@@ -205,17 +205,17 @@ fn long_analysis(tokens: usize) -> Vec<u8> {
     json_request("/look/next", &json!({ "prompt": ids }))
 }
 
-/// One analysis runs and eight wait; further ones are rejected until clients disconnect.
+/// One analysis runs and eight wait; further analyses are rejected until clients disconnect.
 #[test]
 fn analysis_queue_is_bounded() {
     let server = start_model(long(), "long", |options| options.kv_tokens = Some(LONG));
     let mut clients = crowd(&server, 40, &long_analysis(4000));
     let last = clients.last_mut().expect("a client").reply();
-    let expected = "the queue of analyses is full; retry after the time in the Retry-After header";
+    let expected = "the analysis queue is full; retry after the delay in the Retry-After header";
     assert_eq!((last.refusal(503).as_str(), last.header("retry-after")), (expected, Some("1")));
     assert!(server.metric("gpt2_rejected_total{reason=\"looks_full\"}") >= 1.0);
     drop(clients);
-    // The turn is free once the running computation ends.
+    // The permit is free once the running computation ends.
     let until = Instant::now() + PATIENCE;
     while server.post("/look/next", &json!({"prompt": [5]})).status != 200 {
         assert!(Instant::now() < until, "disconnected clients still occupy their slots");
@@ -229,7 +229,7 @@ fn queued_analyses_time_out() {
         options.timeouts.queue = Duration::from_millis(50);
     });
     let _first = crowd(&server, 1, &long_analysis(12_000));
-    // The first analysis may not have its turn yet.
+    // The first analysis may not be running yet.
     let until = Instant::now() + PATIENCE;
     let reply = loop {
         let reply = server.post("/look/next", &json!({"prompt": [5]}));

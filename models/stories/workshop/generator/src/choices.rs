@@ -30,7 +30,7 @@ pub struct Choices {
 
 /// Mixes the bits of a number.
 ///
-/// `mix_bits` of the crate `arithmetic` is the same function. The copy keeps the generator independent of the
+/// `mix_bits` in the crate `arithmetic` is the same function. The copy keeps the generator independent of the
 /// model's crates.
 pub(crate) fn mixed(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -54,12 +54,12 @@ impl Choices {
         u64::try_from((u128::from(self.next()) * u128::from(bound.max(1))) >> 64).unwrap_or_default()
     }
 
-    /// Uniform random number below `bound`.
+    /// Returns a uniform random number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.draw(bound as u64)).unwrap_or_default()
     }
 
-    /// Uniform random number from `low` to `high`, inclusive.
+    /// Returns a uniform random number from `low` to `high`, inclusive.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn habit_repeats_its_earlier_choice() {
-        // Five alternatives of 2 fifths each: the second use equals the first with probability 7/15, not 1/5.
+        // With five alternatives of 2 fifths each, the second use equals the first with probability 7/15.
         let is_same = |seed| {
             let mut choices = Choices::new(seed);
             choices.habit(0, 5) == choices.habit(0, 5)

@@ -21,7 +21,7 @@ enum Part {
     ShortRows,
     Rows,
     Of(Exercise),
-    /// An exercise that always begins with a frame.
+    /// An exercise whose first sentence always frames it as a page of a book or a game.
     Page(Exercise),
 }
 
@@ -48,7 +48,7 @@ const EXERCISES: Shares = &[
     (Part::Of(Exercise::Brackets), 2),
 ];
 
-/// Proportions that favor skills stories do not teach: who gets what, agreement, copying rows.
+/// Proportions that favor skills that stories do not teach: who gets what, agreement, copying rows.
 const PRACTICE: Shares = &[
     (Part::Rows, 15),
     (Part::Of(Exercise::Brief), 15),
@@ -67,8 +67,8 @@ const PRACTICE: Shares = &[
 
 /// Exercises about one person doing something for another, with an answer every few words.
 ///
-/// If they are scattered among stories, a training step has too few answers for a model to learn which of two
-/// names comes next.
+/// If these exercises are scattered among stories, a training step has too few answers for a model to learn
+/// which of two names comes next.
 const PEOPLE: Shares =
     &[(Part::Of(Exercise::Brief), 40), (Part::Of(Exercise::TwoPeople), 30), (Part::Of(Exercise::Later), 30)];
 
@@ -76,9 +76,9 @@ const PEOPLE: Shares =
 const LAST_STORIES: Shares =
     &[(Part::Story(Shelf::Core), 92), (Part::Story(Shelf::Books), 7), (Part::Story(Shelf::Plain), 1)];
 
-/// Exercises of [`PRACTICE`], each on its own page.
+/// Exercises from [`PRACTICE`], each on its own page.
 ///
-/// Every exercise begins with a frame, so an ordinary opening never leads to an exercise.
+/// Every exercise begins with a framing sentence, so an ordinary opening never leads to an exercise.
 const LAST_PRACTICE: Shares = &[
     (Part::Rows, 18),
     (Part::Page(Exercise::Brief), 16),
@@ -93,7 +93,7 @@ const LAST_PRACTICE: Shares = &[
     (Part::Page(Exercise::Nesting), 1),
 ];
 
-/// Training data of one step of the curriculum.
+/// Training data for one step of the curriculum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lesson {
     /// Short rows of random tokens with repeated pieces.
@@ -108,7 +108,7 @@ pub enum Lesson {
     Middle,
     /// Stories with 20% exercises, in the proportions of `PRACTICE`.
     Practice,
-    /// Second copying phase: 15% rows of random tokens, 55% exercises of `PEOPLE`, the rest stories.
+    /// Second copying phase: 15% rows of random tokens, 55% exercises from `PEOPLE`, the rest stories.
     People,
     /// Stories with 15% exercises, in the proportions of `PRACTICE`.
     Late,
@@ -166,7 +166,7 @@ impl Lesson {
 /// They are the beginning of the corpus and the words of `world.json`. The words are repeated so often that
 /// each becomes a single token.
 pub fn tokenizer_texts(seed: u64, bytes: usize, stories: &mut Stories) -> Vec<String> {
-    /// Number of repetitions, enough for a word to be merged before the rarest tokens.
+    /// Number of repetitions; enough for each word to become a token before the vocabulary is full.
     const REPEATS: usize = 1000;
     let mut corpus = Corpus::new(seed, Lesson::Middle, Split::Training, 1, stories);
     let mut texts = Vec::new();
@@ -182,7 +182,7 @@ pub fn tokenizer_texts(seed: u64, bytes: usize, stories: &mut Stories) -> Vec<St
     texts
 }
 
-/// A line of the corpus: a text or random token IDs.
+/// A line in the corpus: a text or random token IDs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Line {
     /// Text of the document.
@@ -191,7 +191,7 @@ pub struct Line {
     /// Token IDs, if there is no text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ids: Option<Vec<u32>>,
-    /// Kind of content.
+    /// Labels for the kind of content.
     pub labels: Vec<&'static str>,
 }
 
@@ -203,12 +203,12 @@ pub struct Corpus<'a> {
     vocab_size: u32,
     stories: &'a mut Stories,
     index: u64,
-    /// Number of tokens of each part so far.
+    /// Number of tokens in each part so far.
     tokens: Vec<u64>,
 }
 
 impl<'a> Corpus<'a> {
-    /// Creates the corpus of a lesson from a seed.
+    /// Creates the corpus for a lesson from a seed.
     ///
     /// Rows of random tokens use tokens below `vocab_size`.
     pub fn new(seed: u64, lesson: Lesson, split: Split, vocab_size: u32, stories: &'a mut Stories) -> Self {
@@ -219,7 +219,7 @@ impl<'a> Corpus<'a> {
         Self { seed, shares, split, vocab_size, stories, index: 0, tokens }
     }
 
-    /// Number of tokens of all documents so far, estimated from their bytes.
+    /// Returns the number of tokens in all documents so far, estimated from their bytes.
     pub fn tokens(&self) -> u64 {
         self.tokens.iter().sum()
     }
@@ -290,7 +290,7 @@ mod tests {
             }
             for (place, (part, share)) in corpus.shares.iter().enumerate() {
                 let found = corpus.tokens[place] as f64 / corpus.tokens() as f64;
-                // A document has at most a few hundred tokens, so at most 0.5% of all.
+                // A document has at most a few hundred tokens, which is at most 0.5% of all tokens.
                 assert!((found - *share as f64 / 10_000.0).abs() < 0.005, "{part:?}: {found}");
             }
             assert_eq!(corpus.shares.iter().map(|(_, share)| share).sum::<u64>(), 10_000);

@@ -43,7 +43,7 @@ pub enum Exercise {
 }
 
 impl Exercise {
-    /// Label of the exercise.
+    /// Returns the label of the exercise.
     pub fn name(self) -> &'static str {
         match self {
             Self::Copying => "copying",
@@ -496,8 +496,8 @@ impl Desk {
 /// Random token IDs below `vocab_size` in which a row repeats.
 ///
 /// The tokens come from the whole vocabulary or from a small alphabet. A short row repeats many times and a
-/// long row two or more times, or pieces of a row follow in random order. Only the token that followed the
-/// same token earlier helps prediction.
+/// long row two or more times, or pieces of a row follow it in random order. The next token is predictable
+/// only from what followed the same token earlier.
 pub fn random_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
     let mut choices = Choices::new(seed);
     let (length, times) = match choices.below(4) {
@@ -506,7 +506,7 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
         2 => (choices.between(41, 120), 2),
         _ => (choices.between(8, 40), 1),
     };
-    // A small alphabet teaches the heads what to look for. The whole vocabulary teaches them that this holds
+    // A small alphabet teaches the heads what to look for. The whole vocabulary teaches them to do so
     // for every token.
     let alphabet = choices.chance(60).then(|| 1 << choices.between(4, 9));
     let row = random_row(&mut choices, vocab_size, length, alphabet);
@@ -521,9 +521,8 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
 
 /// Pieces of a row of 3 to 8 random tokens, in random order, that fill a window of 32 tokens.
 ///
-/// In random order, the distance to the beginning of the row carries no information. Only the token that
-/// followed the same token earlier does. Rows are short because a model learns this more slowly from longer
-/// ones.
+/// In random order, the distance to the beginning of the row carries no information. Only what followed the
+/// same token earlier does. Rows are short because a model learns more slowly from longer rows.
 pub fn short_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
     const FILLED: usize = 34;
     let mut choices = Choices::new(seed);
@@ -536,16 +535,16 @@ pub fn short_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
     ids
 }
 
-/// A piece of a row with `shortest` to 8 tokens, or the whole row if it is shorter.
+/// Returns a piece of a row with `shortest` to 8 tokens, or the whole row if the row is shorter.
 fn piece<'a>(choices: &mut Choices, row: &'a [u32], shortest: usize) -> &'a [u32] {
     let length = choices.between(shortest, 8).min(row.len());
     let start = choices.below(row.len() - length + 1);
     &row[start..start + length]
 }
 
-/// A row of tokens from the whole vocabulary or from an alphabet of `alphabet` tokens.
+/// Returns a row of tokens from the whole vocabulary or from an alphabet of `alphabet` tokens.
 fn random_row(choices: &mut Choices, vocab_size: u32, length: usize, alphabet: Option<usize>) -> Vec<u32> {
-    // The first merges of a tokenizer are its most frequent tokens, after the bytes and the end of a text.
+    // A tokenizer's first merges are its most frequent tokens. Their ids follow the bytes and the end token.
     const MERGES: usize = 257;
     let all = usize::try_from(vocab_size).unwrap_or(1);
     let (first, count) = alphabet.map_or((0, all), |alphabet| (MERGES, alphabet));
@@ -600,7 +599,7 @@ mod tests {
             };
             let share = (ids.len() / 2..ids.len()).filter(|place| is_repeated_pair(*place)).count() as f64
                 / (ids.len() - ids.len() / 2) as f64;
-            // Pieces begin anywhere in the row.
+            // In random order, pieces begin anywhere in the row, so some of the pairs are new.
             kinds[usize::from(share > 0.95)] += 1;
             assert!(share > 0.45, "{seed}: {share}");
         }
@@ -614,7 +613,7 @@ mod tests {
         for seed in 0..400 {
             let ids = short_rows(seed, 2048);
             assert!((34..42).contains(&ids.len()) && ids.iter().all(|id| *id < 2048), "{ids:?}");
-            // A row has one pair of tokens fewer than tokens, and pieces meet in at most every second pair.
+            // 8 tokens have 7 pairs. Pieces have 2 or more tokens, so at most every second pair is new.
             let tokens = ids.iter().collect::<HashSet<_>>().len();
             let pairs = ids[..8].windows(2).chain(ids[8..].windows(2)).collect::<HashSet<_>>().len();
             assert!(pairs <= 7 + 32 / 2, "{seed}: {pairs}");

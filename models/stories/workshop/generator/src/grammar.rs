@@ -1,4 +1,4 @@
-//! Grammar of sentences: rules with variants, read from the files of `english`.
+//! Grammar of sentences: rules with variants, read from files in the folder `english`.
 //!
 //! A rule is a line `name:` followed by its variants in indented lines. `name*:` is a habit of each document.
 //! A variant consists of text and these signs:
@@ -12,7 +12,7 @@
 //! | `[one|two|]` | one of several alternatives |
 //! | `<name>` | a variant of another rule |
 //! | `^` | the next letter is a capital |
-//! | `?sun`, `?!snow` | at its beginning: only for documents with (without) this flag |
+//! | `?sun`, `?!snow` | at the beginning of a variant: only for documents with (without) this flag |
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -45,14 +45,14 @@ pub(crate) enum VerbForm {
 /// Variant of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Variant {
-    /// Flags, each with whether it must be set or unset.
+    /// Tested flags: true if the flag must be set, false if it must be unset.
     pub(crate) conditions: Vec<(&'static str, bool)>,
     pub(crate) pieces: Vec<Piece>,
     /// Roles in the variant itself; all of them must be bound.
     pub(crate) roles: Vec<&'static str>,
 }
 
-/// Collects the roles of pieces.
+/// Collects the roles that occur in pieces.
 fn collect_roles(pieces: &[Piece], roles: &mut Vec<&'static str>) {
     for piece in pieces {
         match piece {
@@ -140,7 +140,7 @@ impl Grammar {
         Self { rules, by_name }
     }
 
-    /// Index of a rule.
+    /// Returns the index of a rule.
     ///
     /// # Panics
     /// If the rule is missing. Tests cover every name in the program.
@@ -149,7 +149,7 @@ impl Grammar {
     }
 }
 
-/// Parser of a variant.
+/// Parser for a variant.
 struct Reader<'a> {
     rest: &'static str,
     by_name: &'a HashMap<&'static str, usize>,

@@ -1,4 +1,4 @@
-//! Words and their forms: names, things, places, animals and verbs, read from `english/lexicon.txt`.
+//! Words and their forms, read from `english/lexicon.txt`.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -12,9 +12,9 @@ pub struct Noun {
     pub singular: &'static str,
     /// Plural form.
     pub plural: &'static str,
-    /// Adjectives that fit it.
+    /// Adjectives that fit the noun.
     pub adjectives: Vec<&'static str>,
-    /// Prepositions of a place: "in" or "at", and "to" or "into".
+    /// Prepositions for a place: "in" or "at", and "to" or "into".
     pub prepositions: (&'static str, &'static str),
     /// Whether a place is indoors.
     pub is_inside: bool,
@@ -35,7 +35,7 @@ pub struct Verb {
     pub ing: &'static str,
 }
 
-/// All words of the generator.
+/// All words that the generator uses.
 #[derive(Debug)]
 pub struct Lexicon {
     /// Names of girls and women.
@@ -159,7 +159,7 @@ impl Lexicon {
         }
     }
 
-    /// All words of `world.json`; each should be a single token.
+    /// Returns all words in `world.json`; each should be a single token.
     pub fn world_words(&self) -> Vec<&'static str> {
         let nouns =
             [&self.objects, &self.places, &self.animals].into_iter().flatten().map(|noun| noun.singular);
@@ -175,7 +175,7 @@ impl Lexicon {
             .collect()
     }
 
-    /// Content of `world.json`: the words for writing prompts about the stories.
+    /// Returns the content of `world.json`: the words for writing prompts about the stories.
     pub fn world(&self) -> Value {
         // The nouns follow "a", so leave out those that need "an".
         let after_a = |noun: &&Noun| !noun.singular.starts_with(['a', 'e', 'i', 'o', 'u']);

@@ -1,4 +1,4 @@
-//! Lessons of the built-in model: published stories with replaced names, and generated exercises.
+//! Lessons for the built-in model: published stories with replaced names, and generated exercises.
 //!
 //! [`Stories`] reads the stories. [`Exercise`] and rows of random tokens teach the circuits. [`Corpus`] mixes
 //! all of them in the proportions of a [`Lesson`].

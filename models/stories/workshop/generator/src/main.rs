@@ -1,4 +1,4 @@
-//! `story-generator`: generates the corpus of the built-in model.
+//! `story-generator`: generates the corpus for the built-in model.
 #![expect(clippy::print_stdout, reason = "a program's results")]
 
 use std::fs;
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use story_generator::{Corpus, Lesson, Shelf, Split, Stories, lexicon, probes, tokenizer_texts};
 
-/// Generates the lessons of the built-in model from published stories and exercises
+/// Generates the lessons for the built-in model from published stories and exercises
 #[derive(Parser)]
 #[command(after_help = "Examples:
   story-generator corpus --stories DIR --seed 1 --out corpus
@@ -22,7 +22,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write the lessons, held-out texts, texts to train a tokenizer from, and prompts to a folder
+    /// Write the lessons, held-out texts, texts for training a tokenizer, and prompts to a folder
     Corpus {
         /// Folder of stories: core-train-*.txt, core-books-train-*.txt, plain-train-*.txt and the held-out
         /// files
@@ -31,7 +31,7 @@ enum Command {
         /// Seed for all random choices
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Tokens of each lesson after the second, estimated at 4.1 bytes per token
+        /// Number of tokens in each lesson after the second, estimated at 4.1 bytes per token
         #[arg(long, value_name = "N", default_value_t = 9_000_000)]
         tokens: u64,
         /// Folder to write to; it must be new or empty
@@ -65,7 +65,7 @@ const TOKENIZER_BYTES: usize = 5_000_000;
 fn corpus(folder: &Path, seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
     let is_taken = out.exists() && (!out.is_dir() || fs::read_dir(out)?.next().is_some());
     if is_taken {
-        bail!("`--out` {}: not an empty folder; choose another name", out.display());
+        bail!("`--out` {}: not an empty folder; choose another folder", out.display());
     }
     let mut stories = Stories::read(folder, Split::Training, seed)?;
     let mut held_out = Stories::read(folder, Split::HeldOut, seed)?;

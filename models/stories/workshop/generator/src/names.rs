@@ -10,10 +10,10 @@ use crate::lexicon::{lexicon, sections};
 const UNCHANGED: u64 = 25;
 /// Percentage of replaced names that become held-out names, which few exercises use.
 const HELD_OUT: u64 = 30;
-/// Percentage of the other copies in which colors are replaced too.
+/// Percentage of copies with replaced names in which colors are also replaced.
 const RECOLORED: u64 = 50;
 
-/// Word lists of `english/names.txt` and `english/classes.txt`.
+/// Word lists from `english/names.txt` and `english/classes.txt`.
 struct Lists {
     /// Whether each name is female, or `None` if only pronouns decide.
     is_she: HashMap<&'static str, Option<bool>>,
@@ -50,7 +50,7 @@ fn lists() -> &'static Lists {
     &LISTS
 }
 
-/// A word of a text and its byte offset.
+/// A word in a text and its byte offset.
 #[derive(Debug, Clone, Copy)]
 struct Word<'a> {
     text: &'a str,
@@ -192,7 +192,7 @@ fn is_inside_sentence(text: &str, word: Word<'_>) -> bool {
             .is_some_and(|before| before.ends_with(|letter: char| letter.is_lowercase() || letter == ','))
 }
 
-/// Whether a name is part of something longer, as in Mary Jane, Jack Frost, jack-in-the-box or a Max.
+/// Whether a name is part of something longer, as in Mary Jane, Jack Frost or jack-in-the-box.
 fn is_part_of_more(text: &str, word: Word<'_>) -> bool {
     let (before, after) = (&text[..word.start], &text[word.start + word.text.len()..]);
     let next = after.strip_prefix(' ').map(|rest| rest.split(|letter: char| !letter.is_alphabetic()).next());
@@ -270,7 +270,7 @@ fn is_of_things(words: &[Word<'_>], color: &str) -> bool {
         })
 }
 
-/// Replaces words of a text.
+/// Replaces words in a text.
 fn replaced(text: &str, to: &HashMap<&str, &str>) -> String {
     let mut copy = String::with_capacity(text.len());
     let mut done = 0;
@@ -288,13 +288,13 @@ fn replaced(text: &str, to: &HashMap<&str, &str>) -> String {
 mod tests {
     use super::*;
 
-    /// Copies of a story for the first 60 seeds.
+    /// Returns copies of a story for the first 60 seeds.
     fn copies(story: &str) -> Vec<String> {
         let cast = Cast::of(story);
         (0..60).map(|seed| cast.copy(&mut Choices::new(seed))).collect()
     }
 
-    /// Words of a copy that replace `name` in a story.
+    /// Returns the words in a copy that replace `name`.
     fn replacements_of<'a>(story: &str, copy: &'a str, name: &str) -> HashSet<&'a str> {
         let (from, to) = (words(story), words(copy));
         assert_eq!(from.len(), to.len(), "{copy}");

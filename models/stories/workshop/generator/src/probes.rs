@@ -1,6 +1,6 @@
 //! Prompts with known continuations.
 //!
-//! Their names, frames and pairs are held out from the exercises.
+//! The prompts' names, frames and pairs are held out from the exercises.
 
 use serde::Serialize;
 

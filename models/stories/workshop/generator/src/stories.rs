@@ -34,7 +34,7 @@ pub enum Shelf {
 }
 
 impl Shelf {
-    /// Label of the kind.
+    /// Returns the label of the kind.
     pub fn name(self) -> &'static str {
         match self {
             Self::Core => "story",
@@ -66,7 +66,7 @@ pub struct Stories {
 }
 
 impl Stories {
-    /// Reads the training files or the held-out files of a folder.
+    /// Reads the training files or the held-out files in a folder.
     ///
     /// # Errors
     /// If the folder or a file cannot be read, or if there are no core stories.
@@ -89,7 +89,11 @@ impl Stories {
         };
         let shelves = [texts(Shelf::Core)?, texts(Shelf::Books)?, texts(Shelf::Plain)?];
         if shelves[0].is_empty() {
-            bail!("{}: no stories in files `{}*.txt`", folder.display(), Shelf::Core.prefix(split));
+            bail!(
+                "{}: found no stories in files named `{}*.txt`",
+                folder.display(),
+                Shelf::Core.prefix(split)
+            );
         }
         Ok(Self::new(seed, shelves))
     }
@@ -120,7 +124,7 @@ impl Stories {
     }
 }
 
-/// Stories of a file, trimmed, except stories with unwanted words.
+/// Returns the trimmed stories in a file, except stories with unwanted words.
 fn in_file(text: &str) -> impl Iterator<Item = String> {
     let stories = text.split(END).map(str::trim);
     stories.filter(|story| !story.is_empty() && !is_unwanted(story)).map(str::to_owned)

@@ -37,10 +37,10 @@ struct Entity {
     is_mentioned: bool,
 }
 
-/// Value of a role.
+/// Value bound to a role.
 #[derive(Debug, Clone)]
 pub(crate) enum Bound {
-    /// A person, thing or place of the document.
+    /// A person, thing or place in the document.
     Of(Id),
     /// A literal text.
     Word(String),
@@ -81,7 +81,7 @@ const IT: Pronouns = ["it", "it", "its", "itself"];
 const PRONOUN_PERCENT: u64 = 78;
 /// Index of the first habit of interchangeable words, after the habits of rules.
 const SAME_HABITS: usize = 1 << 20;
-/// Writer of a document, sentence by sentence.
+/// Writer that builds a document sentence by sentence.
 #[derive(Debug, Clone)]
 pub(crate) struct Teller {
     /// Source of random choices.
@@ -180,7 +180,7 @@ impl Teller {
         }
     }
 
-    /// Writes a sentence from a rule of the grammar.
+    /// Writes a sentence from a grammar rule.
     pub(crate) fn tell(&mut self, rule: &str) {
         let rule = grammar().rule(rule);
         self.unit(|teller, roles| teller.rule(rule, roles));
@@ -304,7 +304,7 @@ impl Teller {
         before.is_empty() || before.ends_with(['.', '!', '?', ',', ':'])
     }
 
-    /// Subject of a verb at the current position, which may be a literal word such as "it".
+    /// Subject for a verb at the current position; may come from a literal word such as "it".
     fn subject_here(&self) -> Subject {
         const ADVERBS: [&str; 12] = [
             "never", "still", "just", "only", "always", "soon", "almost", "now", "even", "once", "also",
@@ -343,7 +343,7 @@ impl Teller {
             .skip_while(|word| ADVERBS.contains(&word.as_str()));
         let [last, before, first] = [0; 3].map(|_| words.next().unwrap_or_default());
         let is_before_noun = |word: &str| BEFORE_NOUNS.contains(&word) || word.ends_with("'s");
-        // "The mile", "the next mile", but not "the way I".
+        // Matches "the next mile", but not "the way I".
         let is_pair = is_before_noun(&first)
             && before.chars().all(char::is_alphabetic)
             && !["i", "we", "you", "they", "and", "or", "but", "who"].contains(&last.as_str());

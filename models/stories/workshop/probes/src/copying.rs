@@ -12,7 +12,7 @@ pub(crate) struct Copies<'a> {
     texts: Vec<Vec<&'a str>>,
     /// Positions of each sequence of 16 words: index of the text and index of the first word.
     places: HashMap<u64, Vec<(usize, usize)>>,
-    /// Longest run of each text, and the end of its earliest match of 16 words.
+    /// For each text, the longest run and the end of the earliest match of 16 words.
     found: Vec<Option<(usize, usize)>>,
 }
 
@@ -22,7 +22,7 @@ fn hash(words: &[&str]) -> u64 {
     hasher.finish()
 }
 
-/// First `count` words of a text.
+/// Returns the first `count` words of a text.
 pub(crate) fn first_words(text: &str, count: usize) -> String {
     text.split_whitespace().take(count).collect::<Vec<_>>().join(" ")
 }
@@ -86,7 +86,8 @@ mod tests {
         copies.read(&format!("other words {} and others", numbers(3..21)));
         copies.read(&numbers(100..115));
         assert_eq!((copies.longest(0..1), copies.longest(1..2), copies.longest(2..3)), (18, 0, 16));
-        // The first text has the run in words 4 to 19. In the third text, it follows the twentieth word.
+        // The first text has the run in words 4 to 19. In the third text, the run
+        // follows the twentieth word.
         assert_eq!(
             (copies.share(0..3, 95), copies.share(0..3, 20), copies.share(0..3, 18)),
             (2.0 / 3.0, 1.0 / 3.0, 0.0)

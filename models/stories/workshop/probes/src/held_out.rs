@@ -44,7 +44,7 @@ pub(crate) fn run(subject: &Subject, held_out: &[String], trained: &[String]) ->
     ])
 }
 
-/// Bits per byte of texts, each evaluated on its own.
+/// Returns the bits per byte of texts, each evaluated on its own.
 pub(crate) fn bits_per_byte(subject: &Subject, texts: &[String]) -> Result<f64> {
     let mut sum = 0.0;
     for text in texts {
@@ -59,7 +59,7 @@ fn bits(nats: f64, texts: &[String]) -> f64 {
 
 /// Negative log-likelihood of a document, in nats.
 ///
-/// Beyond the context, windows overlap by half the context.
+/// A document that exceeds the context is split into windows that overlap by half the context.
 fn nats(subject: &Subject, ids: &[u32]) -> Result<f64> {
     let context = subject.loaded.config().n_positions;
     let (mut sum, mut start, mut predicted) = (0.0, 0, 1);

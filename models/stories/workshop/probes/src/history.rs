@@ -30,7 +30,7 @@ pub(crate) fn history(
         let steps = kept_steps(training)?;
         ensure!(
             !steps.is_empty(),
-            "{}: no checkpoints of single steps; train with --keep-steps",
+            "{}: found no checkpoints for individual steps; train with --keep-steps",
             training.display()
         );
         let name = training.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -72,7 +72,7 @@ fn kept_steps(training: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(steps)
 }
 
-/// Rounds to the number of digits that a picture shows.
+/// Rounds to the number of digits that the page shows.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }

@@ -38,21 +38,21 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Print metrics of a checkpoint with their targets
+    /// Print a checkpoint's metrics and their targets
     Report(Report),
     /// Print completions of everyday openings at the model's default settings, for a blind review
     Samples {
         /// Checkpoint folder, or weights file
         model: PathBuf,
-        /// Seeds of each opening
+        /// Number of seeds for each opening
         #[arg(long, value_name = "N", default_value_t = 3)]
         seeds: u64,
         /// Maximum number of tokens per completion
         #[arg(long, value_name = "N", default_value_t = 120)]
         tokens: usize,
     },
-    /// Print the learning history as JSON: metrics of the checkpoints that `gpt2 train --keep-steps` kept,
-    /// from a few prompts each
+    /// Print the learning history as JSON: metrics from a few prompts for each checkpoint that
+    /// `gpt2 train --keep-steps` kept
     #[command(after_help = "Example:
   story-probes history rows late --corpus corpus --stories DIR > history.json")]
     History {
@@ -61,14 +61,14 @@ enum Command {
         trainings: Vec<PathBuf>,
         #[command(flatten)]
         data: Data,
-        /// Prompts of each kind
+        /// Number of prompts of each kind
         #[arg(long, value_name = "N", default_value_t = 40)]
         prompts: usize,
-        /// Held-out stories whose loss is measured
+        /// Number of held-out stories to measure the loss on
         #[arg(long, value_name = "N", default_value_t = 60)]
         documents: usize,
     },
-    /// Print a history as a page: one HTML file with a slider over the checkpoints
+    /// Print a history as an HTML page with a slider over the checkpoints
     #[command(after_help = "Example:
   story-probes page history.json > learned.html")]
     Page {
@@ -82,7 +82,7 @@ struct Data {
     /// Output folder of `story-generator corpus`
     #[arg(long, value_name = "DIR")]
     corpus: PathBuf,
-    /// Folder of the stories, with core-valid.txt
+    /// Folder with the stories, including core-valid.txt
     #[arg(long, value_name = "DIR")]
     stories: PathBuf,
 }
@@ -130,17 +130,17 @@ struct Report {
     model: PathBuf,
     #[command(flatten)]
     data: Data,
-    /// Prompts of each kind
+    /// Number of prompts of each kind
     #[arg(long, value_name = "N", default_value_t = 300)]
     prompts: usize,
-    /// Rows of random tokens
+    /// Number of rows of random tokens
     #[arg(long, value_name = "N", default_value_t = 50)]
     rows: usize,
     /// Number of completions to check
     #[arg(long, value_name = "N", default_value_t = 500)]
     samples: usize,
-    /// Also print the largest drop of any fraction since this report, such as one made before the weights
-    /// were rounded
+    /// Also print the largest drop in any fraction since the report in FILE, for example a report from
+    /// before the weights were rounded
     #[arg(long, value_name = "FILE")]
     against: Option<PathBuf>,
     /// Also write the report as JSON to this file
@@ -152,12 +152,12 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| path.display().to_string())
 }
 
-/// Reads the stories of a file; `<|endoftext|>` separates them.
+/// Reads the stories in a file; `<|endoftext|>` separates them.
 fn stories(path: &Path) -> Result<Vec<String>> {
     let text = read(path)?;
     let stories = text.split("<|endoftext|>").map(str::trim).filter(|story| !story.is_empty());
     let stories: Vec<String> = stories.map(str::to_owned).collect();
-    ensure!(!stories.is_empty(), "{}: no stories", path.display());
+    ensure!(!stories.is_empty(), "{}: expected stories, found none", path.display());
     Ok(stories)
 }
 
@@ -246,7 +246,7 @@ fn report(arguments: &Report, bar: &ProgressBar) -> Result<()> {
     Ok(())
 }
 
-/// Fraction of the words of `world.json` that are a single token with their leading space.
+/// Fraction of the words in `world.json` that are a single token with their leading space.
 fn one_token(subject: &Subject) -> Result<f64> {
     let words = lexicon().world_words();
     let lengths = words.iter().map(|word| Ok(subject.encode(&format!(" {word}"))?.len()));

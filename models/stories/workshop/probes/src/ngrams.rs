@@ -17,7 +17,7 @@ pub(crate) struct KneserNey {
     /// For the longest sequences these are frequencies. For the others they are continuation counts, the
     /// numbers of distinct tokens that precede a sequence.
     counts: Vec<Vec<(u64, u32)>>,
-    /// Discount on the counts of each length, which favors shorter sequences.
+    /// Discount on the counts for each length; a discount shifts probability to shorter sequences.
     discounts: Vec<f64>,
     vocab_size: usize,
 }

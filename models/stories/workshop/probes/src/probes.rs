@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::figures::Figure;
 use crate::subject::Subject;
 
-/// A prompt of `probes.json`.
+/// A prompt from `probes.json`.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Probe {
     pub(crate) kind: String,
@@ -18,7 +18,7 @@ pub(crate) struct Probe {
     pub(crate) others: Vec<String>,
 }
 
-/// First `count` probes of a kind.
+/// Returns the first `count` probes of a kind.
 pub(crate) fn of_kind<'a>(all: &'a [Probe], kind: &str, count: usize) -> Result<Vec<&'a Probe>> {
     let found: Vec<_> = all.iter().filter(|probe| probe.kind == kind).take(count).collect();
     anyhow::ensure!(
@@ -94,7 +94,7 @@ fn is_continued(subject: &Subject, probe: &Probe) -> Result<bool> {
     let logits =
         run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?.squeeze(0)?.to_dtype(DType::F32)?;
     let best = logits.argmax(1)?.to_vec1::<u32>()?;
-    // The prompt's tokens are a prefix of all tokens, because an answer begins with a space or follows a
-    // quotation mark.
+    // The prompt's tokens are a prefix of the whole text's tokens, because an answer begins with a space or
+    // follows a quotation mark.
     Ok((prompt.len()..whole.len()).all(|place| best[place - 1] == whole[place]))
 }

@@ -12,7 +12,7 @@ use crate::subject::Subject;
 const TOKENS: usize = 300;
 /// Batch size.
 const BATCH: usize = 8;
-/// Number of words of a held-out story that a completion opens with.
+/// Number of words from a held-out story that a completion opens with.
 const OPENING_WORDS: usize = 4;
 /// Number of words to search for copied text, about 120 tokens.
 const COMPARED_WORDS: usize = 95;

@@ -24,7 +24,7 @@ impl Subject {
 
     /// First token of a continuation.
     pub(crate) fn first_token(&self, text: &str) -> Result<u32> {
-        self.encode(text)?.first().copied().with_context(|| format!("`{text}` encodes to no tokens"))
+        self.encode(text)?.first().copied().with_context(|| format!("the text `{text}` encodes to no tokens"))
     }
 
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>> {

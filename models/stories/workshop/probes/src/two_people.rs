@@ -1,4 +1,4 @@
-//! Circuits of the indirect object task: the giver's second mention, and heads that copy names.
+//! Circuits for the indirect object task: the giver's second mention, and heads that copy names.
 
 use anyhow::{Context, Result};
 use candle_core::{D, DType, Tensor};
@@ -15,8 +15,8 @@ const HIGHEST: usize = 5;
 
 /// Measures how often a patch of the giver's second mention reverses the answer.
 ///
-/// After the first block, the patch replaces the state at the second mention with that of another text, in
-/// which the other person gives. Also measures the fraction of names that the best head copies.
+/// After the first block, the patch replaces the state at the second mention with the state from another
+/// text, in which the other person gives. Also measures the fraction of names that the best head copies.
 pub(crate) fn run(subject: &Subject, probes: &[&Probe]) -> Result<Vec<Figure>> {
     let model = subject.loaded.model();
     let place = Site::in_block(0, SiteKind::ResidPost);
@@ -26,8 +26,9 @@ pub(crate) fn run(subject: &Subject, probes: &[&Probe]) -> Result<Vec<Figure>> {
         let [answer, giver] = [&probe.answers[0], &probe.others[0]].map(|name| subject.first_token(name));
         let (answer, giver) = (answer?, giver?);
         let second = ids.iter().rposition(|id| *id == giver);
-        let second = second
-            .with_context(|| format!("`{}` contains no token of `{}`", probe.prompt, probe.others[0]))?;
+        let second = second.with_context(|| {
+            format!("the prompt `{}` contains no token of the name `{}`", probe.prompt, probe.others[0])
+        })?;
         let mut other = ids.clone();
         other[second] = answer;
         let metric = Metric::logit_difference(answer, giver, ids.len() - 1);

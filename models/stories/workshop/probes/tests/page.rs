@@ -1,4 +1,4 @@
-//! Test of `story-probes page`: the shipped model's history gives the picture in the book.
+//! Test for `story-probes page`: the shipped model's history produces the page in the book.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -27,7 +27,7 @@ fn book_page_matches_the_shipped_history() {
     let command = "WRITE_PICTURES=1 cargo test --manifest-path models/stories/workshop/Cargo.toml -p story-probes --test page";
     assert!(
         fs::read(&shown).unwrap_or_default() == output.stdout,
-        "docs/src/pictures/learned.html is older; {command}"
+        "docs/src/pictures/learned.html is outdated; run {command}"
     );
 }
 

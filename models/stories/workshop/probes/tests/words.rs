@@ -1,4 +1,4 @@
-//! Test of the stories' tokenizer: every word that prompts are built from is a single token.
+//! Test for the stories' tokenizer: every word that prompts are built from is a single token.
 
 use candle_gpt2_weights::{encode, train_tokenizer};
 use story_generator::{Stories, lexicon, tokenizer_texts};

@@ -95,7 +95,7 @@ pub(super) fn completion_cases() -> Vec<Case> {
     let post = |body: &str| request("POST", "/v1/completions", &[JSON], body.as_bytes());
     let mut cases: Vec<Case> =
         invalid.iter().map(|(field, param)| case(post(&format!("{{{field}}}")), 400, param)).collect();
-    // Long lists and large values.
+    // Cases with long lists and large values.
     let list = |item: &str, count: usize| vec![item; count].join(",");
     cases.push(case(post(&format!(r#"{{"prompt":[{}]}}"#, list("\"a\"", 65))), 400, "prompt"));
     cases.push(case(post(&format!(r#"{{"prompt":[{}]}}"#, list("1", 100_000))), 400, "prompt"));
