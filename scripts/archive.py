@@ -20,7 +20,7 @@ files = sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def described(path):
-    """Returns the name within the archive and the mode; files executable by their owner become 0755."""
+    """Returns a file's name in the archive and its mode, which is 0755 for executable files."""
     mode = 0o755 if os.access(path, os.X_OK) else 0o644
     return path.relative_to(folder.parent).as_posix(), mode
 

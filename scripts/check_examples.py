@@ -47,7 +47,7 @@ def main():
 
 
 def libraries(names):
-    """Returns the published library packages of the workspace, or the named ones."""
+    """Returns the published library packages in the workspace, or only the named ones."""
     metadata = json.loads(
         subprocess.check_output(["cargo", "metadata", "--no-deps", "--locked", "--format-version", "1"], cwd=ROOT)
     )
@@ -62,12 +62,12 @@ def libraries(names):
     chosen = [p for p in found if {p["name"], p["library"], p["folder"].name} & set(names)]
     unknown = set(names) - {n for p in chosen for n in (p["name"], p["library"], p["folder"].name)}
     if unknown:
-        sys.exit(f"no library crate of the workspace: {', '.join(sorted(unknown))}")
+        sys.exit(f"not a library crate in the workspace: {', '.join(sorted(unknown))}")
     return chosen
 
 
 def document(crates):
-    """Runs cargo once to write rustdoc's JSON of each crate to `target/doc/*.json`."""
+    """Runs cargo once to write rustdoc's JSON for each crate to `target/doc/*.json`."""
     # Only nightly compilers offer the format. RUSTC_BOOTSTRAP is set for rustdoc alone: build scripts of
     # dependencies read it, so setting it globally would recompile all of them.
     rustdoc = TARGET / "rustdoc_with_json.sh"
@@ -83,7 +83,7 @@ def document(crates):
 
 
 def rust_code(docs):
-    """Returns the code of the Rust blocks in Markdown, or None if there are none."""
+    """Returns the code in the Rust blocks of a Markdown text, or None if there are none."""
     blocks, fence, is_rust = [], None, False
     for line in (docs or "").splitlines():
         stripped = line.strip()
@@ -112,7 +112,7 @@ class Crate:
     def read(self):
         data = json.loads((TARGET / "doc" / f"{self.library}.json").read_text())
         if data["format_version"] not in KNOWN_FORMATS:
-            print(f"rustdoc's JSON is of version {data['format_version']}, which this script may misread", file=sys.stderr)
+            print(f"rustdoc's JSON has version {data['format_version']}, which this script may misread", file=sys.stderr)
         self.index, self.paths = data["index"], data["paths"]
         self.external = {str(id): one["name"] for id, one in data["external_crates"].items()}
         self.owner = {}  # a method, field or variant -> the item that documents it

@@ -10,7 +10,7 @@ Steps, each with a share of the time; a step that fails or hangs does not affect
   commands     sampling, beams, grammars, drafts, scoring, interpretability and a server of the built-in model, in f32,
                compared with the CPU
   sanitizer    a few kernel tests under compute-sanitizer's memcheck and racecheck, if it is installed
-  quiet        ends what still runs in the background before the measurements
+  quiet        ends whatever still runs in the background before the measurements
   batches      tokens per second of the server with 1 to 256 clients compared with batched PyTorch (bench/batches.py)
   training     losses of whole training runs compared with the CPU and PyTorch; the speed of a step compared with PyTorch,
                in f32, and in bf16 with f32 weights (bench/training.py)
@@ -75,10 +75,10 @@ SECONDS = {
     "speed gpt2-xl": 20,
     "speed compiled": 20,
 }
-# Rounds of each measurement.
+# Number of rounds per measurement.
 ROUNDS = 2
 DTYPES = ("f32", "f16", "bf16")
-# Test modules of crates and their dtypes; greedy texts are compared in f32 only.
+# Crates and test modules, with their dtypes; greedy texts are compared in f32 only.
 TESTS = {
     ("kernels", "devices"): DTYPES,
     ("gpt2", "parity"): DTYPES,
@@ -87,8 +87,8 @@ TESTS = {
 }
 # These tests choose their dtypes themselves.
 TRAINING_TESTS = {("training", "devices"): ("f32",), ("training", "pytorch"): ("f32",)}
-# Tolerances of logits and log-probabilities, times the largest logit if that exceeds 1; the same as in the
-# tests.
+# Tolerances for logits and log-probabilities, multiplied by the largest logit if that exceeds 1; the same as in
+# the tests.
 TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "bf16": 4e-2}
 # Hidden size, blocks, heads.
 PRESETS = {"gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-large": (1280, 36, 20), "gpt2-xl": (1600, 48, 25)}
@@ -118,7 +118,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 REQUESTS, PORT = 16, 18077
 TRAINED = "stories"
 SCORED_TOKENS = 200
-# Tests that compute-sanitizer runs, many times slower: one for each kind of kernel.
+# Tests to run under compute-sanitizer, which makes them many times slower: one for each kind of kernel.
 SANITIZED = ("devices::layer_norms", "devices::steps_at_positions_in_device_memory", "devices::keys_with_infinite_scores_have_zero_weight")
 SANITIZERS = ("memcheck", "racecheck")
 # Exit code of compute-sanitizer if it finds an error.
@@ -142,7 +142,7 @@ class Scale:
         self.served_dtype = "f16" if is_full else "f32"
 
     def has(self, step):
-        """Whether a step exists at this scale, which the dtype in its name decides."""
+        """Whether a step exists at this scale, depending on the dtype in its name."""
         kind, _, part = step.partition(" ")
         return part not in DTYPES or part in {"parity": self.dtypes, "training": self.compute_dtypes}[kind]
 
@@ -264,7 +264,7 @@ class Run:
         return min(self.step_end, self.end) - time.monotonic()
 
     def step(self, name, work, *arguments):
-        """Runs one step until its deadline at most, and reports the result."""
+        """Runs one step, at most until its deadline, and reports the result."""
         if name not in self.deadlines:
             return
         start = time.monotonic()
@@ -355,7 +355,7 @@ def kill_session(leader):
         is_alive = False
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             try:
-                # After the name in parentheses: state, parent, process group, session.
+                # The fields after the name in parentheses: state, parent, process group, session.
                 state, _, _, session, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
                 if int(session) == leader and state != "Z":
                     is_alive = True
@@ -411,7 +411,7 @@ def parity(run, dtype, tests):
         test = f"{crate}, {module}"
         command = [HERE / "bin" / f"test-{crate}", f"{module}::", "--test-threads", "1", "--nocapture"]
         try:
-            # A program that hangs leaves time for the others.
+            # The limit leaves time for the other programs if one hangs.
             limit = run.left() * 0.6
             code, output, errors = run.outcome(command, limit, GPT2_TEST_DEVICE=run.device, GPT2_TEST_DTYPE=dtype)
         except subprocess.TimeoutExpired as error:
@@ -511,7 +511,7 @@ def commands(run):
         command = [program, *(str(files.get(word, word)) for word in shlex.split(line)), "--dtype", "f32", "--device"]
         on_cpu, on_device = (run.call([*command, device]) for device in ("cpu", run.device))
         if NUMBER.split(on_cpu) != NUMBER.split(on_device):
-            differing.append(f"{line}: other words")
+            differing.append(f"{line}: different words")
             continue
         numbers = (map(float, NUMBER.findall(output)) for output in (on_cpu, on_device))
         distance = max((abs(a - b) / max(1.0, abs(a)) for a, b in zip(*numbers)), default=0.0)
@@ -519,7 +519,7 @@ def commands(run):
         if distance > PRINTED_TOLERANCE:
             differing.append(f"{line}: numbers differ by {distance:.1e}")
     if served(run, program, "cpu") != served(run, program, run.device):
-        differing.append("serve: other texts")
+        differing.append("serve: different texts")
     if differing:
         raise Failed("; ".join(differing))
     summary = f"{len(COMMANDS)} commands and {REQUESTS} requests at once are equal, numbers within {largest:.0e}"
@@ -596,12 +596,12 @@ def checkpoint(run, name):
 
 
 def figures_of(run, table, *options):
-    """Runs a table of `bench`, reports its lines, and returns its figures."""
+    """Runs a `bench` table, reports its lines, and returns its figures."""
     command = [sys.executable, "-m", "bench", table, *options, "--device", run.device, "--rounds", ROUNDS, "--lines"]
     try:
         code, output, errors = run.outcome(command)
     except subprocess.TimeoutExpired as error:
-        # The complete figures of earlier rounds count.
+        # Complete figures from earlier rounds count.
         code, errors = 1, ""
         output = f"{error.output.rpartition(chr(10))[0]}\nmissing: stopped after {error.timeout:.0f} s"
     figures = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
@@ -629,7 +629,7 @@ def rows_of(figures, value, *keys):
 
 
 def summary(rows, name, unit):
-    """Describes rows of ours: the median, the extremes and the percentage of a limit, if it is known."""
+    """Describes our rows: the median, the extremes and the percentage of a limit, if it is known."""
     parts = []
     for row in rows:
         if row["engine"] == "ours":
@@ -723,7 +723,7 @@ def steps(run):
         run.step(f"parity {dtype}", parity, run, dtype, TESTS)
     run.step("commands", commands, run)
     run.step("training losses", parity, run, "f32", TRAINING_TESTS)
-    # transformers handles the trained model last, and it is small.
+    # The trained model comes last, because transformers computes its reference last and the model is small.
     for name in [*run.scale.presets, TRAINED]:
         run.step(f"texts {name}", texts, run, name)
     run.step("sanitizer", sanitizer, run)
@@ -736,7 +736,7 @@ def steps(run):
     run.step("speed gpt2", speed, run, "gpt2", "--engines", "ours,eager", *dtypes)
     largest = "bf16" if len(run.scale.dtypes) > 1 else "f32"
     run.step("speed gpt2-xl", speed, run, "gpt2-xl", "--engines", "ours,eager", "--dtype", largest)
-    # Compiled PyTorch gets the remaining time, because it often exceeds it.
+    # Compiled PyTorch comes last and gets the remaining time, because compilation often takes too long.
     run.step("speed compiled", speed, run, "gpt2", "--engines", "compiled", *dtypes)
 
 

@@ -3,8 +3,8 @@
 usage: python scripts/round_trips.py [--count 10000] [--seed 1] [--program target/release/gpt2] [--model DIR] [--dtype q8] [--sets NAME,NAME]
 
 Inputs are bytes, words, markup and mixtures, cycling through every length from 0 to 5,000. Separate processes
-compress and restore each input; they differ in instruction set and number of threads (1 to 7). The model is
-the small one of the tests. Stops at the first input that is not restored, and keeps it in the folder that it
+compress and restore each input; they differ in instruction set and number of threads (1 to 7). The default
+model is the small one in the tests. Stops at the first input that is not restored, and keeps it in the folder that it
 prints.
 """
 
@@ -38,7 +38,7 @@ def made(chosen, length):
 
 
 def sets_of(program):
-    """Returns the instruction sets of this processor."""
+    """Returns the instruction sets that this processor supports."""
     run = subprocess.run([program, "score", "a"], env=os.environ | {"GPT2_INSTRUCTION_SET": "none"}, capture_output=True, text=True)
     return run.stderr.split("processor (")[1].split("), found")[0].split(", ")
 
@@ -73,11 +73,11 @@ def main():
                 folder = pathlib.Path(tempfile.mkdtemp(prefix="round-trip-"))
                 (folder / "data").write_bytes(data)
                 (folder / "compressed").write_bytes(compressed)
-                sys.exit(f"input {number} of seed {arguments.seed} did not come back; see {folder}")
+                sys.exit(f"input {number} with seed {arguments.seed} was not restored; see {folder}")
             smaller += len(compressed) < len(data)
             if number % 500 == 499:
                 print(f"{number + 1} of {arguments.count}", file=sys.stderr)
-    print(f"{arguments.count} inputs came back, {smaller} of them smaller when compressed; instruction sets: {', '.join(sets)}")
+    print(f"{arguments.count} inputs were restored, {smaller} of them smaller when compressed; instruction sets: {', '.join(sets)}")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ FRONT = """<!doctype html>
 
 
 def crates(site: Path) -> list[str]:
-    """Returns a line for each crate with documentation in the site."""
+    """Returns a line for each crate with documentation on the site."""
     command = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--locked"]
     packages = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)["packages"]
     found = []
@@ -72,7 +72,7 @@ def notebooks(site: Path) -> list[str]:
 
 
 def targets(page: Path) -> list[Path]:
-    """Returns the files and folders that the links of a page lead to."""
+    """Returns the files and folders that a page's links lead to."""
     links = [urlsplit(html.unescape(link)) for link in LINK.findall(page.read_text(encoding="utf-8"))]
     return [(page.parent / unquote(link.path)).resolve() for link in links if link.path and not (link.scheme or link.netloc)]
 

@@ -1,5 +1,5 @@
 // @ts-check
-// Reproduces a completion as a command of the program or as a request to a server.
+// Reproduces a completion as a command for the program or as a request to a server.
 import { sourceName } from "./model.js";
 
 /** @typedef {Record<string, any>} Body */
@@ -44,7 +44,7 @@ export function asProgram(body, { config, source, inspection }) {
     giveField("min_p");
   }
   for (const field of ["repetition_penalty", "presence_penalty", "frequency_penalty"]) giveField(field);
-  // One word, because the text may begin with a hyphen.
+  // The flag and its text are one word, because the text may begin with a hyphen.
   for (const stop of body.stop ?? []) words.push(`--stop=${quoted(stop)}`);
   // Words after `--` are text even if they begin with a hyphen.
   if (body.prompt.startsWith("-")) words.push("--");
@@ -69,7 +69,7 @@ const EXTRA = ["top_k", "min_p", "repetition_penalty"];
  * @type {(body: Body, address: string, hasKey?: boolean) => string}
  */
 export function asPython(body, address, hasKey) {
-  // JSON strings are valid Python strings; of the other values only these differ.
+  // JSON strings are valid Python strings; among the other values, only these differ.
   const literal = (/** @type {any} */ value) => value === true ? "True" : value === null ? "None" : json(value);
   const own = Object.entries(body).filter(([name]) => !EXTRA.includes(name)).map(([name, value]) => `    ${name}=${literal(value)},`);
   const extra = Object.entries(body).filter(([name]) => EXTRA.includes(name)).map(([name, value]) => `"${name}": ${literal(value)}`);

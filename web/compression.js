@@ -1,12 +1,12 @@
 // @ts-check
-// The compression box: shows the cost of each token of a text, compresses it, and opens files of
+// The compression box: shows the cost of each token in a text, compresses the text, and opens files from
 // `gpt2 compress`.
 import { short } from "./parts/colors.js";
 import { element, find } from "./parts/dom.js";
 import { bitsText, shown, tint } from "./parts/tokens.js";
 
 const SUFFIX = ".gpt2z";
-// Every element of a token takes time to render, so longer texts show the sizes of their beginning only.
+// Each token's element takes time to render, so for longer texts only the beginning shows its sizes.
 const MOST_TOKENS = 5000;
 
 const grouped = (/** @type {number} */ count) => count.toLocaleString("en");

@@ -2,9 +2,9 @@
 // Transport to the engine in a worker of this page. It serves the same paths and bodies as the server (see
 // server.js) with the same answers. Only this transport can load other models.
 //
-// Each model has its own worker, because WebAssembly memory is freed only with its worker. The previous model
-// keeps generating until the next one is ready. A worker that crashes (a panic, out of memory) is replaced by
-// a new one with the same model.
+// Each model has its own worker, because WebAssembly memory is freed only when its worker ends. The previous
+// model keeps generating until the next one is ready. A worker that crashes (a panic, out of memory) is
+// replaced by a new one with the same model.
 import { json } from "./command.js";
 import { Failure } from "./failure.js";
 import { sizeInWords, sizeText, sourceName } from "./model.js";
@@ -153,9 +153,9 @@ function inWords(source, { inspection, memory }) {
 
 /** The worker that answers requests. @type {Host | null} */
 let current = null;
-/** Promise of the current model; requests wait for it. @type {Promise<Model> | null} */
+/** Promise for the current model; requests wait for it. @type {Promise<Model> | null} */
 let ready = null;
-/** The worker of the model being loaded. @type {Host | null} */
+/** The worker for the model that is being loaded. @type {Host | null} */
 let next = null;
 /** @type {(model: Model | null, reason: Error) => void} */
 let tell = () => {};

@@ -1,5 +1,6 @@
 // @ts-check
-// Entry point of the page with the engine inside; it also compresses and shows how its model learned.
+// Entry point of the page with the engine inside, which also compresses and shows how the built-in model
+// learned.
 import { startCompression } from "./compression.js";
 import { engine } from "./engine.js";
 import { startLearning } from "./learning.js";

@@ -65,14 +65,14 @@ function named(files) {
 }
 
 /**
- * Returns the files of a drop: those of one folder, or loose files.
+ * Returns the dropped files: the files in one folder, or loose files.
  * @param {DataTransfer} transfer
  * @returns {Promise<File[] & { folder?: string }>}
  */
 export async function droppedFiles(transfer) {
   const items = /** @type {any[]} */ ([...transfer.items].filter(item => item.kind === "file")), files = [...transfer.files];
-  // Must run before the first await, which invalidates the drop. On pages from files, Chromium opens folders
-  // only as handles; Firefox has entries.
+  // Must run before the first await, which invalidates the drop. On pages opened from files, Chromium opens
+  // folders only as handles; Firefox supports only entries.
   const found = await Promise.all(items.map(item => item.getAsFileSystemHandle?.() ?? item.webkitGetAsEntry?.()));
   const folder = found.find(one => one?.isDirectory || one?.kind === "directory");
   if (!folder) return files;
@@ -100,7 +100,7 @@ async function ofEntry(folder) {
 }
 
 /**
- * Returns the name of a source: its folder, or else the file opened among those chosen, once known.
+ * Returns the name of a source: its folder, or else the chosen file that was opened, once it is known.
  * @param {Source} source
  * @param {any} [inspection]
  */

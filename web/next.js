@@ -18,7 +18,7 @@ import { explain, mostExplained } from "./views.js";
 const BARS = 8, CHOICES = 20;
 // Milliseconds that the pointer rests on a token before its alternatives open, and until they close.
 const POINTED_MS = 150, LEFT_MS = 300;
-// Milliseconds without typing before a server is asked.
+// Milliseconds without typing before a request is sent to a server.
 const TYPED_MS = 300;
 
 // ---- Requests and answers
@@ -86,7 +86,7 @@ let open = null;
 const isOpen = () => !find("choices").hidden;
 
 /**
- * Returns the ids before the n-th piece: the prompt's, and those of the preceding pieces.
+ * Returns the ids before the n-th piece: the ids of the prompt and of the preceding pieces.
  * @param {number} n
  */
 function idsBefore(n) {
@@ -113,7 +113,7 @@ async function openChoices(n, isByKey, isPointed) {
   if (isByKey) (list.querySelector("[tabindex='0']") ?? close).focus();
 }
 
-/** Updates the box after a change of the settings. */
+/** Updates the box after a change to the settings. */
 const moveChoices = paced(async () => {
   if (!open || !isOpen()) return;
   const { n, piece, list, kept, ids } = open, from = page.written;
@@ -129,7 +129,8 @@ const moveChoices = paced(async () => {
   }
 });
 
-// Resting the mouse on a token opens its alternatives until it leaves; after a click or a key they stay open.
+// Resting the mouse on a token opens its alternatives until the mouse leaves. After a click or a key press,
+// they stay open.
 let pointed = 0;
 /** @param {number} [ms] @param {() => void} [act] */
 function pointLater(ms, act) {
@@ -163,7 +164,7 @@ paper.addEventListener("pointerleave", () => { under = -1; leave(); });
 find("choices").addEventListener("pointerenter", () => pointLater());
 find("choices").addEventListener("pointerleave", leave);
 addEventListener("pointerdown", event => {
-  // The box depends on the settings, so it stays open while they are used.
+  // The box depends on the settings, so it stays open while the user changes them.
   if (isOpen() && !(/** @type {HTMLElement} */ (event.target)).closest("#choices, #settings, #sliders, #text span")) choices.hide();
 });
 addEventListener("keydown", event => { if (event.key === "Escape") choices.hide(); });

@@ -27,7 +27,7 @@ const OPENING_SEED = "2";
 /** The seed of the first completion. @type {string | undefined} */
 let firstSeed;
 
-/** Restores prompt and settings from an address, or uses the page's defaults. @param {string} text */
+/** Restores the prompt and settings from an address, or uses the page's defaults. @param {string} text */
 function open(text) {
   firstSeed = restore(text, EXAMPLES[0]) ?? (text ? undefined : OPENING_SEED);
 }

@@ -25,7 +25,7 @@ const dtype = () => find("dtype").value;
 const describe = (/** @type {any} */ about, /** @type {Source} */ source) => { find("memory").textContent = source.isBuiltIn ? "" : checkpointText(about, source); };
 
 /**
- * Switches to a loaded model. The text stays if it is the same model as before.
+ * Switches to a loaded model. The text remains if the model is the same as before.
  * @param {import("./types").Model} loaded
  */
 export function take(loaded) {
@@ -47,7 +47,7 @@ export function take(loaded) {
   emit("model");
 }
 
-/** Loads a source and generates with it; on failure the previous model stays. @param {Source} source */
+/** Loads a source and generates with it; on failure the previous model remains. @param {Source} source */
 async function load(source) {
   const { engine } = page;
   halt();
@@ -138,9 +138,9 @@ async function keep() {
   drawList();
 }
 
-// ---- An address with the name of a model
+// ---- An address that names a model
 
-/** Adds model and precision to an address. @param {URLSearchParams} parameters */
+/** Adds the model and precision to an address. @param {URLSearchParams} parameters */
 export function writeModel(parameters) {
   const { model } = page;
   if (model?.source.dtype) parameters.set("dtype", model.source.dtype);
@@ -148,7 +148,7 @@ export function writeModel(parameters) {
   if (own) parameters.set("model", own);
 }
 
-/** Reads model and precision from an address. @param {URLSearchParams} given */
+/** Reads the model and precision from an address. @param {URLSearchParams} given */
 export function readModel(given) {
   wanted = given.get("model") ?? "";
   const asked = given.get("dtype");
@@ -158,7 +158,7 @@ export function readModel(given) {
 /** Returns the source of the built-in model that an address requests. */
 export const opening = () => ({ ...page.engine.BUILT_IN, dtype: wanted ? "" : dtype() });
 
-/** Loads the model of an address: the built-in one in another precision, or one stored in the browser. */
+/** Loads the model that an address names: the built-in one in another precision, or a stored one. */
 export async function openWanted() {
   const { engine, model } = page;
   if (!engine.load || !model) return false;

@@ -1,5 +1,5 @@
 // @ts-check
-// The same completion as a command or a program, and the page's state as an address.
+// Reproduces a completion with a command or a program, and the page's state with an address.
 import { asCurl, asProgram, asPython } from "./command.js";
 import { copies } from "./parts/controls.js";
 import { find } from "./parts/dom.js";
@@ -42,7 +42,7 @@ function showCommand() {
 // ---- An address
 
 /**
- * Returns prompt and settings for the address fragment.
+ * Returns the prompt and settings for the address fragment.
  * @param {boolean} [withSeed] also the seed of the displayed text
  */
 function state(withSeed) {
@@ -54,7 +54,7 @@ function state(withSeed) {
 }
 
 /**
- * Restores the state of an address; returns the seed of its first completion.
+ * Restores the state from an address; returns the seed for its first completion.
  * @param {string} text
  * @param {string} ownPrompt
  */
@@ -88,7 +88,7 @@ function keep() {
   }, 300);
 }
 
-/** Declares the current state the default, which needs no address. */
+/** Makes the current state the default, which needs no address. */
 export const isOriginal = () => { original = state(); };
 
 const address = () => `${location.href.split("#")[0]}#${state(true)}`;

@@ -12,7 +12,7 @@ import { put, record } from "./undo.js";
 // Milliseconds without typing before the tokens of a text are counted.
 const TYPED_MS = 300;
 
-/** Colors prompt and text by the probability of each token. */
+/** Colors the prompt and the text by the probability of each token. */
 export async function score() {
   if (!page.model) return;
   halt();
@@ -52,7 +52,7 @@ async function count() {
     tokens = answer.count;
     place.textContent = `${tokens} of ${page.model.config.n_positions} tokens`;
   } catch {
-    // The next important request reports the error.
+    // The error is not shown; the next request for text reports it.
     place.textContent = "";
     tokens = NaN;
   }

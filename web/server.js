@@ -1,6 +1,6 @@
 // @ts-check
 // Transport to a server through its routes: requests, answers and readable errors. See engine.js for the
-// other one.
+// other transport.
 import { json } from "./command.js";
 import { Failure } from "./failure.js";
 import { amountText } from "./model.js";
@@ -88,7 +88,7 @@ export const server = {
   async start() {
     const [{ id, max_model_len, meta }] = (await ask("v1/models")).data;
     const about = `A GPT-2 of ${amountText(meta.n_params)} parameters with a context of ${max_model_len} tokens.`;
-    // Not one of the user's own files.
+    // The page treats the server's model as built in, because it is not one of the user's own files.
     const source = { isBuiltIn: true };
     const defaults = (await ask("props")).default_generation_settings.params;
     return { name: id, title: id, about, source, defaults, config: { n_positions: max_model_len } };

@@ -1,5 +1,5 @@
 // @ts-check
-// Settings of a request: length and temperature up front, the others in a fold.
+// Settings for a request: length and temperature up front, the others in a fold.
 import { Control, seedOf } from "./parts/controls.js";
 import { find } from "./parts/dom.js";
 import { emit } from "./state.js";
@@ -8,7 +8,7 @@ import { emit } from "./state.js";
 const COLDEST = 0.000001;
 const changed = () => emit("prompt");
 
-// Defaults of a model without a generation_config.json; adopt() sets the model's own.
+// Defaults for a model without a generation_config.json; adopt() sets the model's own defaults.
 const FRONT = [
   { field: "max_tokens", id: "max-new-tokens", name: "Length", about: "tokens", min: 1, max: 512, step: 1, value: 100, limit: 1e6 },
   { field: "temperature", id: "temperature", name: "Temperature", about: "higher is more random", min: 0, max: 2, step: 0.05, value: 1 },
@@ -37,7 +37,7 @@ const stops = find("stops");
 export const length = () => controls[0].isValid ? controls[0].get() : NaN;
 
 /**
- * Returns the fields of a request for these settings; no seed if the field is empty.
+ * Returns the request fields for these settings, without a seed if its field is empty.
  *
  * Throws an error with the field's name if its value is invalid.
  */

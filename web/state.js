@@ -7,7 +7,7 @@ import { find } from "./parts/dom.js";
 /** A page without a text. @type {Written} */
 export const NOTHING = { prompt: null, text: "", pieces: [], ids: [], promptIds: 0, isByHand: false, isWhole: false };
 
-/** Prompt, text and current run. */
+/** The model, the text and the current run. */
 export const page = {
   /** @type {import("./types").Engine} */
   engine: /** @type {any} */ (null),
@@ -30,7 +30,7 @@ export const isStale = () => page.written.text !== "" && page.written.prompt !==
 /** Whether the text belongs to the prompt and has tokens. */
 export const isCurrent = () => page.written.ids.length > 0 && page.written.prompt === prompt.value;
 
-/** Returns prompt and text combined; a text of another prompt is excluded. */
+/** Returns the prompt and the text combined, without a text that belongs to another prompt. */
 export const wholeText = () => isStale() ? prompt.value : page.written.isWhole ? page.written.text : prompt.value + page.written.text;
 
 /** Whether the ids exceed the model's context. @param {number[]} ids */

@@ -15,7 +15,7 @@ export function say(status) {
 /** Sets the status of an idle page. */
 export const rest = () => say(page.loading || (page.model ? "ready" : "starting"));
 
-/** Removes the error of an earlier request. */
+/** Removes the error from an earlier request. */
 export function clearError() {
   find("fault").hidden = true;
   find("error").textContent = "";

@@ -1,6 +1,6 @@
 // @ts-check
-// A tour of the page in seven steps. Each highlights a part and suggests something to try. Esc ends it and
-// restores the focus.
+// A tour of the page in seven steps. Each step highlights a part and suggests something to try. Esc ends the
+// tour and restores the focus.
 import { clamp, element, find } from "./parts/dom.js";
 
 /** @type {[string, string, string, string?][]} */

@@ -1,5 +1,5 @@
 // @ts-check
-// Undo and redo of prompts and texts.
+// Undo and redo for prompts and texts.
 import { find } from "./parts/dom.js";
 import { drawText } from "./paper.js";
 import { emit, on, page, prompt } from "./state.js";

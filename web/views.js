@@ -20,7 +20,7 @@ const VIEWS = {
   features: "What the layers react to: each layer's three strongest features at a token, with the token that each makes more probable. The first layer is at the bottom. Choose a cell to see its feature.",
   graph: "Which features carry the prediction of the next token, and what they add to each other. Nodes are above their token; the predicted token is at the top right.",
 };
-/** Request options of each view besides the text. @type {Record<View, () => any>} */
+/** Request options for each view besides the text. @type {Record<View, () => any>} */
 const ASKED = {
   attention: () => layersOf(find("layers").value),
   head: () => ({}),
@@ -50,7 +50,7 @@ let lookedText = "", lookTook = 0;
 /** Whether a view is loading. */
 let isLooking = false;
 /**
- * The token of the text that the graph explains, and the ids before it.
+ * The token in the text that the graph explains, and the ids before the token.
  * @type {{ ids: number[], token: number } | null}
  */
 let explained = null;
@@ -146,7 +146,7 @@ function isOld() {
   return isShown && !isLooking && page.running === null && textNow() !== lookedText;
 }
 
-/** Shows a notice above pictures of an earlier text, which moves the content below it. */
+/** Shows a notice above pictures of an earlier text. The notice moves the content below it. */
 async function showAge() {
   await released(find("inside"));
   find("look-again").hidden = !isOld();
@@ -241,7 +241,7 @@ function chooseNode(state) {
   showFeature(point?.kind === "feature" ? { layer, feature } : null);
 }
 
-/** The requested feature and the displayed one: the request and its answer. @type {any} */
+/** The request for a feature, and the displayed feature with its request. @type {any} */
 let wantedFeature = null;
 /** @type {any} */
 let shownFeature = null;

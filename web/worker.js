@@ -2,8 +2,8 @@
 // The worker: unpacks the engine and its model, answers requests, and generates token by token. It runs after
 // wasm-bindgen's glue code, which defines the classes in `wasm_bindgen`.
 //
-// A message is { id, call, … }. Its answer is { id, value } or { id, error: { message, status, param, broke }
-// }, preceded by any number of { id, part }.
+// A message is { id, call, … }. Its answer is { id, value } or
+// { id, error: { message, status, param, broke } }, preceded by any number of { id, part }.
 (() => {
   const DTYPES = ["", "f32", "f16", "q8", "q4"];
   let started, checkpoint, model, writing = null;
@@ -35,8 +35,8 @@
     return answer.arrayBuffer();
   }
 
-  // Interleaves the bytes of 16-bit numbers. The lower bytes come first, then the upper ones, because that
-  // compresses better.
+  // Interleaves the bytes of 16-bit numbers. In the packed data, the lower bytes precede the upper bytes,
+  // because they compress better this way.
   function joined(split) {
     const half = split.length >> 1, bytes = new Uint8Array(split.length);
     for (let n = 0; n < half; n++) {
@@ -131,7 +131,7 @@
     }
   }
 
-  // Frees immediately: the engine would finish a live completion before it answers other requests.
+  // Frees the completion immediately; otherwise the engine would finish it before it answers other requests.
   function stop() {
     writing?.free();
     writing = null;

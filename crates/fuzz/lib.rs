@@ -8,10 +8,10 @@ use std::sync::{Arc, OnceLock};
 
 use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, ReadAt, TextEncoder};
 
-/// Configuration of the smallest model, against which the claims of a file are checked.
+/// Configuration of the smallest possible model; fuzzed files are checked against its shapes.
 const CONFIG: &str = r#"{"vocab_size": 3, "n_positions": 2, "n_embd": 2, "n_layer": 1, "n_head": 1}"#;
 
-/// File in memory that is read in parts.
+/// In-memory file that is read in parts.
 #[derive(Debug)]
 struct Parts(Vec<u8>);
 
@@ -41,9 +41,9 @@ pub fn open(name: &str, bytes: &[u8], further: &[(&str, &[u8])]) {
     assert_eq!(problems(held), problems(parts));
 }
 
-/// Returns the problems of a checkpoint in alphabetical order, or `None` if it cannot be opened.
+/// Returns a checkpoint's problems in alphabetical order, or `None` if it cannot be opened.
 ///
-/// The header's reader may report any of several errors on opening, so they are not compared. The order of
+/// The header reader may report any of several errors on opening, so errors are not compared. The order of
 /// overlapping tensors varies as well, so the problems are sorted.
 fn problems(files: GivenFiles) -> Option<Vec<String>> {
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ()).ok()?;
@@ -53,7 +53,7 @@ fn problems(files: GivenFiles) -> Option<Vec<String>> {
     Some(problems)
 }
 
-/// Loads a tokenizer from a folder with these files; encodes and decodes a text.
+/// Loads a tokenizer from a folder with these files, then encodes and decodes a text.
 ///
 /// The number of tokens and the decoded length must stay within the documented limits. [`TextEncoder`] must
 /// return the same tokens.
@@ -66,12 +66,12 @@ pub fn load_tokenizer(files: &[(&str, &[u8])]) {
         let text = "A text, naïve 🤗 \u{fdfa} aaaa bb. ".repeat(8);
         let ids = candle_gpt2_weights::encode(&tokenizer, &text);
         if let Ok(ids) = &ids {
-            assert!(ids.len() <= 32 * 32 * text.len() + 16, "{} ids of {} bytes", ids.len(), text.len());
+            assert!(ids.len() <= 32 * 32 * text.len() + 16, "{} ids from {} bytes", ids.len(), text.len());
             let written: usize =
                 ids.iter().filter_map(|id| tokenizer.id_to_token(*id)).map(|token| token.len() + 1).sum();
             let decoded =
                 candle_gpt2_generation::decode(&tokenizer, ids, true).map_or(0, |decoded| decoded.len());
-            assert!(decoded <= 32 * written, "{decoded} bytes of {written}");
+            assert!(decoded <= 32 * written, "{decoded} bytes decoded from {written}");
         }
         if let (Ok(ids), Ok(encoded)) = (ids, TextEncoder::new(&tokenizer).encode(&text, true)) {
             assert_eq!(encoded, ids);
@@ -89,10 +89,10 @@ pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// Allows panics that the loader catches.
+/// Silences the panic hook, so that panics that the loader catches do not stop the fuzzer.
 ///
 /// The tokenizers library panics on some files that it should reject, and the fuzzer would stop at the first
-/// one. An uncaught panic still stops it.
+/// one. An uncaught panic still stops the fuzzer.
 pub fn allow_caught_panics() {
     std::panic::set_hook(Box::new(|_| ()));
 }

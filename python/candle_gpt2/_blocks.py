@@ -27,14 +27,14 @@ from pyarrow import fs
 from .rows import Rows, arrow_type
 
 FORMATS = ("jsonl", "parquet", "txt")
-# Maximum number of blocks in a job. Engines need a few kilobytes for each.
+# Maximum number of blocks in a job. Engines need a few kilobytes per block.
 MAX_BLOCKS = 20_000
 # Default block size: about a minute of GPT-2 on two cores, with fewer rows for long texts. With even fewer rows,
-# actors would often wait for the last texts of a block.
+# actors would often wait for the last texts in a block.
 ROWS_PER_BLOCK, NEW_TOKENS_PER_BLOCK, MIN_ROWS_FOR_LONG_TEXTS = 128, 6400, 32
 # Minimum blocks per actor, so that no actor idles for long at the end. A block is never smaller than a batch.
 BLOCKS_PER_ACTOR, MIN_ROWS_PER_BLOCK = 8, 8
-# Description of the job, next to the files of its blocks.
+# File that describes the job, next to its block files.
 JOB_FILE = "job.json"
 CHUNK_BYTES = 1 << 20
 
@@ -45,7 +45,7 @@ class JobError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Contiguous range of rows of an input file.
+    """Contiguous range of rows in an input file.
 
     `start..end` are byte offsets of lines in text files, and row indices in Parquet.
     """
@@ -74,7 +74,7 @@ class Source:
 
 
 def resolve(path: str | Path) -> tuple[fs.FileSystem, str]:
-    """Returns the file system of a local path or a URI such as `s3://bucket/folder`, and the path in it."""
+    """Returns the file system for a local path or a URI such as `s3://bucket/folder`, and the path in that file system."""
     text = str(path)
     if "://" in text:
         system, location = fs.FileSystem.from_uri(text)
@@ -89,14 +89,14 @@ def absolute(path: str | Path) -> str:
 
 
 def format_of(path: str | Path) -> str | None:
-    """Returns the format indicated by the extension of a path, or None."""
+    """Returns the format that a path's extension indicates, or None."""
     extension = posixpath.splitext(str(path).rstrip("/"))[1].lower().lstrip(".")
     extension = {"ndjson": "jsonl", "pq": "parquet"}.get(extension, extension)
     return extension if extension in FORMATS else None
 
 
 def sources_of(path: str | Path) -> list[Source]:
-    """Lists the input files: a single file, or the files of a folder, sorted by name."""
+    """Lists the input files: a single file, or the files in a folder, sorted by name."""
     path = absolute(path)
     system, location = resolve(path)
     info = system.get_file_info(location)
@@ -126,7 +126,7 @@ class Plan:
     blocks: list[Block]
     rows: int
     rows_per_block: int
-    # Name, length and hash of each file at planning time.
+    # Name, length and hash of each file when the job was planned.
     inputs: list[list[Any]]
 
 
@@ -198,7 +198,7 @@ def _hash(content: bytes) -> str:
 
 @dataclasses.dataclass
 class Record:
-    """Row of a text file: its parsed object, or the reason it is invalid."""
+    """Row of a text file: its parsed object, or the reason why it is invalid."""
 
     key: str
     content: dict[str, Any]
@@ -306,7 +306,7 @@ class Worker:
 
 
 def _rows_of(file: pyarrow.parquet.ParquetFile, start: int, end: int) -> pyarrow.Table:
-    """Reads a range of rows from a Parquet file, without reading any other row groups."""
+    """Reads a range of rows from a Parquet file, without reading the other row groups."""
     groups, first, begin = [], None, 0
     for group in range(file.metadata.num_row_groups):
         after = begin + file.metadata.row_group(group).num_rows
@@ -381,7 +381,7 @@ def _temporary_path(path: str) -> str:
 
 @dataclasses.dataclass
 class Job:
-    """Files of a job: its output, and the folder of finished blocks."""
+    """Files of a job: its output, and the folder with its finished blocks."""
 
     output: str
     output_format: str
@@ -447,7 +447,7 @@ class Job:
             self._remove()
 
     def _remove(self) -> None:
-        # Delete the description first, so that parts that remain after a kill are not mistaken for a job to resume.
+        # Delete the description first, so that parts that outlive a killed process are not mistaken for a job to resume.
         system, folder = resolve(self.folder)
         system.delete_file(posixpath.join(folder, JOB_FILE))
         system.delete_dir(folder)
@@ -455,7 +455,7 @@ class Job:
 
 def _count_lines(content: bytes, error_column: str) -> tuple[int, int]:
     lines = content.splitlines()
-    # The error is the last key.
+    # The error is the last key in each line.
     ending = f'{json.dumps(error_column, ensure_ascii=False)}: null}}'.encode()
     return len(lines), sum(not line.endswith(ending) for line in lines)
 
@@ -466,7 +466,7 @@ def _count_parquet(content: bytes, error_column: str) -> tuple[int, int]:
 
 
 def _schema(system: fs.FileSystem, paths: list[str]) -> pyarrow.Schema:
-    """Returns the columns of all files, each with a type that can hold every file's values."""
+    """Returns the columns for all files, each with a type that can hold every file's values."""
     schemas = []
     for path in paths:
         with system.open_input_file(path) as file:
@@ -501,7 +501,7 @@ def prepare(
     system, location = resolve(output)
     named = format_of(output)
     if named == "txt" or output_format not in (None, "jsonl", "parquet"):
-        raise ValueError("output: expected JSONL or Parquet")
+        raise ValueError("output: the format must be JSONL or Parquet")
     if named is not None and output_format not in (None, named):
         raise ValueError(f"{output}: the extension implies {named}, but output_format is {output_format}")
     is_one_file = named is not None
@@ -557,7 +557,7 @@ def _read_json(system: fs.FileSystem, path: str) -> dict[str, Any] | None:
 
 
 def _description(job: Job, rows: Rows) -> dict[str, Any]:
-    """Returns the settings that must match when a run is resumed, as parsed from JSON."""
+    """Returns the settings that must match when a run is resumed, after a round trip through JSON."""
     columns = [rows.prompt_column, rows.id_column, rows.seed_column, rows.text_column, rows.error_column]
     description = {
         "task": rows.task,

@@ -25,7 +25,7 @@ examples:
 After an interruption, the same command with the same --checkpoint resumes the job. Exit codes: 0 success; 1 the job failed, or rows
 have errors; 2 usage error."""
 
-# Options of the job, and of `Model.from_pretrained`.
+# Options for the job, and for `Model.from_pretrained`.
 JOB = (
     "checkpoint", "address", "actors", "threads", "gpus_per_actor", "rows_per_block", "output_format", "overwrite",
 )  # fmt: skip
@@ -34,12 +34,12 @@ MODEL = ("dtype", "kv_dtype", "device", "tokenizer", "revision", "offline")
 GENERATION: list[tuple[str, type, str]] = [
     *((name, int if is_integer else float, text) for name, is_integer, text in _number_options() if name != "seed"),
     ("keep_last", int, "keep the last N tokens of a prompt longer than the context"),
-    ("batch_size", int, "sequences in a batch of an actor"),
+    ("batch_size", int, "sequences per batch in each actor"),
 ]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Creates the argument parser of both commands."""
+    """Creates the argument parser for both commands."""
     root = argparse.ArgumentParser(
         "gpt2-ray",
         description=DESCRIPTION,
@@ -101,7 +101,7 @@ def _add_rows(group: Any) -> None:
     group.add_argument("--prompt-column", default="prompt", metavar="NAME", help="column with the prompts [default: prompt]")
     group.add_argument("--id-column", default="id", metavar="NAME", help="column with the ids [default: id]")
     group.add_argument("--seed-column", metavar="NAME", help="column with the seeds; by default they are derived from --seed and the ids")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the whole job [default: 0]")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed for the whole job [default: 0]")
     group.add_argument("--one-seed", action="store_true", help="use --seed itself for every row, as gpt2 generate does")
 
 
@@ -113,7 +113,7 @@ def _add_generation(group: Any) -> None:
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns keyword arguments for `Rows` and for the method of the model."""
+    """Returns keyword arguments for `Rows` and for the model's method."""
     options: dict[str, Any] = {}
     if arguments.task == "generate":
         for name in [name for name, _, _ in GENERATION] + ["stop"]:

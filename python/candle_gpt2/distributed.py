@@ -28,16 +28,16 @@ __all__ = ["share_state", "train"]
 
 
 def train(trainer: Trainer, on_step: Callable[[dict[str, Any]], object] | None = None) -> None:
-    """Runs all remaining steps, together with the trainers of the other processes.
+    """Runs all remaining steps, together with the trainers in the other processes.
 
-    Every process must call it. All start from the state of rank 0, so only rank 0 needs access to the folder to resume from.
+    Every process must call this function. All start from the state of rank 0, so only rank 0 needs access to the folder to resume from.
     ``on_step`` receives the results of :meth:`Trainer.apply`. If a process dies, the others raise :class:`Gpt2Error`, and the last
     saved state remains intact.
     """
     share_state(trainer)
     while not trainer.done:
         loss, gradients = trainer.loss_and_gradients()
-        # Sums in place, because the tensor shares the array's memory.
+        # The tensor shares the array's memory, so this sums the array in place.
         _run_collective(trainer, torch.distributed.all_reduce, torch.from_numpy(gradients))
         total = torch.tensor([loss], dtype=torch.float64)
         _run_collective(trainer, torch.distributed.all_reduce, total)
@@ -47,7 +47,7 @@ def train(trainer: Trainer, on_step: Callable[[dict[str, Any]], object] | None =
 
 
 def share_state(trainer: Trainer) -> None:
-    """Sends the state of rank 0's trainer to all other processes. Every process must call it."""
+    """Sends the state of rank 0's trainer to all other processes. Every process must call this function."""
     is_first = torch.distributed.get_rank() == 0
     if torch.distributed.get_world_size() == 1:
         return

@@ -5,7 +5,7 @@ becomes a separate file, written atomically (see `_blocks`), and these files bec
 when an actor, a machine or the job's own process dies. Ray's checkpoints (a beta feature) are not used: they would need a
 filter actor with one GiB of memory, and cannot detect a write that outlives its job.
 
-All machines must have this package installed. They must reach the input, the model and the folder of the blocks under the same
+All machines must have this package installed. They must reach the input, the model and the block folder under the same
 path: a shared folder, or for input and output a URI such as `s3://…`.
 """
 
@@ -33,7 +33,7 @@ from . import _blocks
 from ._blocks import JobError
 from .rows import Rows
 
-# Timeout without a finished block. Ray Data's default of half an hour is too short for long texts and large models.
+# Timeout in case no block finishes. Ray Data's default of half an hour is too short for long texts and large models.
 NO_PROGRESS_SECONDS = 24 * 60 * 60
 
 __all__ = ["JobError", "Summary", "generate_dataset", "score_dataset"]
@@ -57,7 +57,7 @@ class Summary:
 
 
 def generate_dataset(input: str | Path, output: str | Path, model: str | Path | None = None, **options: Any) -> Summary:
-    """Continues the prompt of every row of `input`. Every output row has a `text` or an `error`.
+    """Continues the prompt in every row of `input`. Every output row has a `text` or an `error`.
 
     `input` is a file or a folder of files: JSONL with `prompt` (a text, or token ids) in each line, Parquet with such a column,
     or plain text with one prompt per line. `output` is a single file in input order if its name ends in `.jsonl` or `.parquet`,
@@ -78,7 +78,7 @@ def generate_dataset(input: str | Path, output: str | Path, model: str | Path | 
 
 
 def score_dataset(input: str | Path, output: str | Path, model: str | Path | None = None, **options: Any) -> Summary:
-    """Scores the `prompt` of every row of `input`.
+    """Scores the `prompt` in every row of `input`.
 
     Every output row has `tokens`, `logprob`, `loss` and `perplexity`, or an `error`. `options` are those of
     :func:`generate_dataset`, :class:`candle_gpt2.Rows` and `Model.score`.
@@ -95,7 +95,7 @@ class _Actor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         fields = [field.name for field in dataclasses.fields(_blocks.Block)]
         [block] = [_blocks.Block(*values) for values in zip(*(batch[name].tolist() for name in fields))]
-        # Return exceptions as values. Ray would wrap them in its own, and report those from constructors late.
+        # Return exceptions as values. Ray would wrap raised ones in its own, and report those from constructors late.
         failure = b""
         try:
             self._worker(block)
@@ -180,7 +180,7 @@ def _run(
             _Actor,
             fn_constructor_args=[rows, job.parts, job.output_format],
             batch_size=None,
-            # A block in the queue of a busy actor would be unavailable to idle actors.
+            # A block in a busy actor's queue would be unavailable to idle actors.
             compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=1),
             num_cpus=rows.threads,
             num_gpus=gpus_per_actor or None,
@@ -196,7 +196,7 @@ def _run(
 
 
 def _cpus_of_nodes() -> list[int]:
-    """Returns the number of logical CPUs of each live node that has any."""
+    """Returns the number of logical CPUs on each live node that has any."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call, unused-ignore]
     cpus = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
     return [count for count in cpus if count > 0]
@@ -208,7 +208,7 @@ def shares(actors: int | None, threads: int | None, cpus: list[int]) -> tuple[in
     By default there is one actor per node, each with an equal share of the CPUs.
     """
     if not cpus:
-        raise JobError("no node of the Ray cluster has a CPU for actors")
+        raise JobError("no node in the Ray cluster has a CPU for actors")
     if threads is not None and threads > max(cpus):
         raise ValueError(f"threads: expected at most {max(cpus)}, the logical CPUs of the largest node, found {threads}")
     if actors is None:

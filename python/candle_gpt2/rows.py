@@ -35,7 +35,7 @@ _opening = threading.Lock()
 
 
 def row_seed(seed: int, row_id: object) -> int:
-    """Derives the seed of a row from the seed of the job.
+    """Derives a row's seed from the job's seed.
 
     The seed is the upper 63 bits of the BLAKE2b hash (8 bytes, little-endian) of the text `{seed}:{row_id}`. It is the same on
     every machine and in every version, so the completion of a row does not depend on where it is computed. Rows with different
@@ -46,7 +46,7 @@ def row_seed(seed: int, row_id: object) -> int:
 
 
 class Rows:
-    """Continues or scores the prompt of every row of a batch.
+    """Continues or scores the prompt in every row of a batch.
 
     A batch is a dict of columns (lists or NumPy arrays), a pandas DataFrame or a PyArrow table. The result has the same type and
     contains the columns of the batch and these additional ones:
@@ -93,7 +93,7 @@ class Rows:
             _check_seed(seed)
         for name in ("details", "return_exceptions", "top"):
             if name in options:
-                raise ValueError(f"{name}: not supported by Rows, because its results have no column")
+                raise ValueError(f"{name}: not supported by Rows, which has no columns for its results")
         self.model = None if model is None else _absolute_if_local("model", model)
         self.task = task
         self.prompt_column, self.id_column, self.seed_column = prompt_column, id_column, seed_column
@@ -103,7 +103,7 @@ class Rows:
         self.model_options = dict(model_options or {})
         for name in ("tokenizer", "assistant_model", "encoder_states", "adapter"):
             value = self.model_options.get(name)
-            # Arrays of states and lists of adapters contain no path to make absolute.
+            # An array of states and a list of adapters are kept unchanged.
             if value is not None and (name not in ("encoder_states", "adapter") or isinstance(value, (str, os.PathLike))):
                 self.model_options[name] = _absolute_if_local(name, value)
         self.options = options
@@ -115,7 +115,7 @@ class Rows:
 
     def _reset(self) -> None:
         self._model: Any = None
-        # ID of the process that opened it.
+        # ID of the process that opened the model.
         self._process: int | None = None
         # Whether the model samples; None if unknown.
         self._samples: bool | None = None
@@ -174,11 +174,11 @@ class Rows:
     ) -> dict[str, list[Any]]:
         """Computes the added columns from lists of prompts.
 
-        `ids` or `seeds` is required if the seeds come from it.
+        `ids` is required if seeds are derived from ids, and `seeds` if each row has its own seed.
         """
         prepared: list[Any] = []
         if prompts:
-            # An error here concerns the whole job, not a single row.
+            # An error in opening the model concerns the whole job, not a single row.
             self.open()
         seed_source = self._seed_source() if prompts else None
         for row, prompt in enumerate(prompts):
@@ -294,7 +294,7 @@ def _is_row_error(error: BaseException) -> bool:
     """
     import candle_gpt2
 
-    # A panic in native code is a BaseException. It is a bug, but should cost only a row, not the job.
+    # A panic in native code raises a BaseException. It is a bug, but should fail only the row, not the job.
     row_errors = (ValueError, OverflowError, candle_gpt2.Gpt2Error)
     return isinstance(error, row_errors) or type(error).__name__ == "PanicException"
 
@@ -326,7 +326,7 @@ def _short_repr(value: Any) -> str:
 
 def _to_python(value: Any) -> Any:
     """Converts a value to plain Python: NumPy scalars and arrays, and NaN to None."""
-    # Values of NumPy, PyArrow and pandas can convert themselves.
+    # Values from NumPy, PyArrow and pandas can convert themselves.
     for method in ("as_py", "tolist"):
         if not isinstance(value, (str, bytes)) and hasattr(value, method):
             value = getattr(value, method)()
@@ -335,7 +335,7 @@ def _to_python(value: Any) -> Any:
         return str(value)
     if isinstance(value, float) and math.isnan(value):
         return None
-    # pandas' markers of missing values.
+    # pandas' markers for missing values.
     return None if type(value).__name__ in ("NAType", "NaTType") else value
 
 

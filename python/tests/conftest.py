@@ -12,7 +12,7 @@ import pytest
 
 from support import FIXTURES
 
-# Shells make background processes ignore Ctrl-C, and children inherit that. Tests that send it would wait forever.
+# Shells make background processes ignore Ctrl-C, and child processes inherit this. Tests that send Ctrl-C would wait forever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -24,7 +24,7 @@ def model() -> candle_gpt2.Model:
 
 @pytest.fixture(scope="session")
 def exact() -> candle_gpt2.Model:
-    """Built-in model in f32. Its results do not depend on the number of rows, except for rounding of sums."""
+    """Built-in model in f32. Its results do not depend on the number of rows, apart from the rounding of sums."""
     return candle_gpt2.Model.from_pretrained(dtype="f32")
 
 

@@ -1,4 +1,4 @@
-"""Runs the cells of a notebook in order, and writes them with their outputs as a page of the book.
+"""Runs the cells of a notebook in order, and writes them with their outputs as a page in the book.
 
 usage: run_notebook.py NOTEBOOK FOLDER     writes FOLDER/NAME.md, and pictures as FOLDER/NAME-1.svg, …
 """

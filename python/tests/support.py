@@ -1,4 +1,4 @@
-"""Reader and writer for the safetensors files of the Rust tests' fixtures."""
+"""Reader and writer for the safetensors files in the Rust tests' fixtures."""
 
 import json
 import struct

@@ -1,7 +1,7 @@
-"""Python and JavaScript blocks of the book and the READMEs, and the scripts of `examples/`.
+"""Python and JavaScript blocks in the book and the READMEs, and the scripts in `examples/`.
 
 The blocks of a page run in order, in a separate process and an empty folder. `cargo test -p candle-gpt2-cli --test book` runs the
-blocks of commands, and `cargo test --doc` the Rust blocks. They do not share files. Tracebacks contain file and line of the page.
+command blocks, and `cargo test --doc` the Rust blocks. The three kinds do not share files. Tracebacks name the page's file and line.
 Scripts that another test runs are skipped.
 """
 
@@ -37,7 +37,7 @@ JOBS_TIMEOUT = 300
 
 
 def blocks(page: Path) -> list[tuple[str, int, str]]:
-    """Returns language, opening line number and text of each Python or JavaScript block."""
+    """Returns the language, opening line number and text of each Python or JavaScript block."""
     found = []
     lines = page.read_text(encoding="utf-8").split("\n")
     fence, begin = "", 0
@@ -54,7 +54,7 @@ def blocks(page: Path) -> list[tuple[str, int, str]]:
 
 
 def of_kind(page: Path, kind: str) -> str:
-    """Joins the blocks of one language to a script with the page's line numbers."""
+    """Joins the blocks in one language into a script with the page's line numbers."""
     script: list[str] = []
     for block_kind, begin, text in blocks(page):
         if block_kind == kind:

@@ -96,7 +96,7 @@ def test_item_logs_are_shared_between_package_and_cli(model, program, folder):
     assert without_time(report) == without_time(whole)
     log = (folder / "program.jsonl").read_text()
     assert (folder / "package.jsonl").read_text() == log
-    # Part of the output of a program run, with an incomplete last line.
+    # The beginning of the program's log, with an incomplete last line.
     (folder / "half.jsonl").write_text(log[: 3 * len(log) // 4])
     again = model.evaluate("lambada:lm-eval", "passages.jsonl", items=folder / "half.jsonl", resume=True)
     assert again["metrics"] == whole["metrics"] and again["tokens_read"] < whole["tokens_read"]
@@ -181,7 +181,7 @@ def test_interrupted_run_keeps_finished_reports_and_items(model, folder, protoco
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         log = folder / "log.jsonl"
-        # During the last protocol.
+        # Send the signal during the last protocol.
         while not log.exists() or protocols[-1] not in log.read_text():
             assert process.poll() is None
             time.sleep(0.01)
@@ -193,7 +193,7 @@ def test_interrupted_run_keeps_finished_reports_and_items(model, folder, protoco
     assert printed == f"interrupted {protocols[:-1]}\n"
     assert elapsed < MAX_SECONDS
     assert rest == "True\n"
-    # Complete lines, equal to those of an uninterrupted run.
+    # The log contains only complete lines, equal to those from an uninterrupted run.
     items = read_jsonl(log)
     assert items and len([line for line in items if line["protocol"] == protocols[-1]]) < 2000
     if data == "many.jsonl":

@@ -11,7 +11,7 @@ import pytest
 
 from support import FIXTURES
 
-# End tokens of one case.
+# The end tokens in one case cause this warning.
 pytestmark = pytest.mark.filterwarnings("ignore:eos_token_id 199 is the ordinary token:UserWarning")
 
 PROMPT = "ROMEO:\nWhat light"
@@ -20,7 +20,7 @@ LENGTH = 24
 GRAMMAR = 'start: "yes" | "no" " sir"'
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
 
-# Arguments of the program, and the equivalent keywords.
+# Arguments for the program, and the equivalent keywords.
 TOKEN_BY_TOKEN = {
     "defaults": ([], {}),
     "greedy": (["--greedy"], {"do_sample": False}),
@@ -77,7 +77,7 @@ def cases(table):
 
 
 def details_of(report):
-    """Converts a report of the program to the result of `details=True`."""
+    """Converts the program's report to the result that `details=True` returns."""
     if "sequences" in report:
         return report["sequences"]
     known = ("ids", "text", "stop_reason", "score", "drafted", "accepted")
@@ -278,7 +278,7 @@ def test_generation_config_sets_the_defaults(tiny, program):
     [
         ({"temprature": 1}, TypeError, "unknown option `temprature`; did you mean `temperature`"),
         ({"max_tokens": 1}, TypeError, "unknown option `max_tokens`; did you mean `max_new_tokens`"),
-        ({"temperature": -1}, ValueError, "`temperature`: expected at least 0 \\(0 is greedy\\)"),
+        ({"temperature": -1}, ValueError, "`temperature`: expected at least 0 \\(0 selects greedy decoding\\)"),
         ({"temperature": "hot"}, ValueError, "`temperature`: invalid type"),
         ({"top_p": 1.5}, ValueError, "`top_p`: expected"),
         ({"num_beams": 3, "top_p": 0.5}, ValueError, "`top_p` is for sampling"),
@@ -295,7 +295,7 @@ def test_generation_config_sets_the_defaults(tiny, program):
         ({"seed": -1}, ValueError, "`seed`"),
         ({"seed": 2**70}, ValueError, "too large"),
         ({"batch_size": 0}, ValueError, "batch_size"),
-        ({"batch_size": -1}, ValueError, "expected a number of at least 0, found -1"),
+        ({"batch_size": -1}, ValueError, "expected a non-negative number, found -1"),
         ({"batchsize": 1}, TypeError, "did you mean `batch_size`"),
         ({"detail": 1}, TypeError, "did you mean `details`"),
         ({"seed": object()}, TypeError, "expected a number, a string"),
@@ -307,7 +307,7 @@ def test_invalid_option_is_named_in_the_error(model, options, kind, message):
 
 
 def test_temperature_zero_warns_of_ignored_options(model):
-    with pytest.warns(UserWarning, match="`temperature` 0 is greedy: `do_sample`, `top_k` have no effect"):
+    with pytest.warns(UserWarning, match="`temperature` 0 selects greedy decoding, so `do_sample`, `top_k` have no effect"):
         text = model.generate(PROMPT, max_new_tokens=8, temperature=0.0, do_sample=True, top_k=3)
     assert text == model.generate(PROMPT, max_new_tokens=8, do_sample=False)
 

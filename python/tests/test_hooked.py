@@ -18,7 +18,7 @@ from support import FIXTURES, read_safetensors, write_safetensors
 INSIDE = FIXTURES / "inside"
 CASES = sorted(path.name for path in INSIDE.iterdir())
 HOOKED = sorted(path.stem for path in (FIXTURES / "hooked").glob("*.safetensors"))
-# Tolerance for float32 sums compared with TransformerLens' in float64, for values up to about 20.
+# Tolerance for float32 sums compared with TransformerLens' float64 sums, for values up to about 20.
 CLOSE = partial(np.testing.assert_allclose, rtol=2e-5, atol=5e-5)
 STEPS = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
 TEXT = "One, my dog, big"
@@ -198,7 +198,7 @@ def test_singular_vectors_match_an_eigendecomposition(name, is_processed):
     ):
         found = interpreter.get_singular_vectors(kind, 1, num_vectors=3, **options)
         assert found.shape == (model.cfg.d_vocab, 1, 3)
-        # Eigenvectors of MᵀM, up to sign.
+        # The right singular vectors of M are the eigenvectors of MᵀM, up to sign.
         vectors = np.linalg.eigh(matrix.T.astype(float) @ matrix)[1][:, ::-1][:, :3]
         CLOSE(abs(found[:, 0]), abs(model.W_U.T @ vectors), atol=1e-3, err_msg=kind)
     for kind, options, message in (
@@ -380,7 +380,7 @@ def test_patching_and_head_detection_match_transformer_lens(analyses):
                 model, corrupted, clean_cache, corrupted_cache, metric, *path["sender"], component=part
             )
             CLOSE(found, expected[f"direct_path.{number}.{part}"], err_msg=part)
-    # Head detector scores for a text with these ids.
+    # Scores from the head detector for a text with these ids.
     ids = np.array([values["detect_head"]["ids"]])
     _, cache = model.run_with_cache(ids, remove_batch_dim=True)
     exclusions = {"none": {}, "exclude_bos": {"exclude_bos": True}, "exclude_current_token": {"exclude_current_token": True}}
@@ -534,14 +534,14 @@ def test_disabled_hook_points_are_reported(plain, end, switch):
         with pytest.raises(AssertionError, match=message):
             plain.add_hook(name, print, direction)
     assert not any(point.fwd_hooks or point.bwd_hooks for point in plain.hook_points())
-    matches, warned = (lambda known: known == name), rf"only hook points that are off, such as blocks\.1\.{end}; .*{switch}\(True\)"
+    matches, warned = (lambda known: known == name), rf"only disabled hook points, such as blocks\.1\.{end}; .*{switch}\(True\)"
     with pytest.warns(UserWarning, match=warned) as warnings:
         plain.run_with_hooks([1], fwd_hooks=[(matches, print)])
         plain.run_with_cache([1], names_filter=matches)
         plain.add_hook(matches, print)
         plain.reset_hooks()
     assert [Path(warning.filename).name for warning in warnings] == ["test_hooked.py"] * 3, "warnings point to the caller"
-    # A function that also selects enabled hook points is fine. Once enabled, the hook point is observed.
+    # A filter that also selects enabled hook points causes no warning. Once the disabled hook point is enabled, hooks observe it.
     seen = []
     plain.run_with_hooks([1], fwd_hooks=[(lambda known: "blocks.1." in known, lambda value, hook: seen.append(hook.name))])
     assert seen and name not in seen
@@ -589,7 +589,7 @@ def test_gradients_match_finite_differences(name, is_processed, switches):
     found: dict[str, np.ndarray] = {}
 
     def add(gradient, hook):
-        # With split inputs, norms run three times.
+        # With split inputs, ln1 runs three times in each block.
         found[hook.name] = found.get(hook.name, 0) + gradient
 
     with model.hooks(bwd_hooks=[(lambda known: True, add)]):
@@ -613,7 +613,7 @@ def test_gradients_match_finite_differences(name, is_processed, switches):
         # Finite differences fail across ReLU's kink.
         if model.cfg.act_fn != "relu" or np.array_equal(signs, others):
             compared += 1
-            # Tolerance for float32 sums of about 1e2 divided by the step, and for curvature.
+            # Tolerance for the rounding of float32 sums of about 1e2, divided by the step, and for curvature.
             np.testing.assert_allclose((gradient * direction).sum(), (above - below) / (2 * step), rtol=0.02, atol=0.2, err_msg=known)
     assert compared > 0.5 * len(found)
 
@@ -733,7 +733,7 @@ def test_cache_accepts_every_key_form(plain):
     for key in ("pattern1", ("pattern", 1), ("pattern", -1), ("attn", 1), ("pattern", 1, "attn")):
         assert cache[key] is cache["blocks.1.attn.hook_pattern"]
     assert cache["scale", 0, "ln2"] is cache["blocks.0.ln2.hook_scale"] and cache["scale"] is cache["ln_final.hook_scale"]
-    with pytest.raises(KeyError, match=r"'blocks\.0\.attn\.hook_result' is not in this cache; names_filter excluded it, or the hook point is off"):
+    with pytest.raises(KeyError, match=r"'blocks\.0\.attn\.hook_result' is not in this cache; names_filter excluded it, or the hook point is disabled"):
         cache["result", 0]
     with pytest.raises(KeyError, match="unknown hook point 'blocks.2.attn.hook_pattern': the model has layers 0 to 1; did you mean"):
         cache["pattern", 2]
@@ -854,13 +854,13 @@ def test_unsupported_models_and_options_are_rejected():
     [
         ([[1, 61]], {}, "token ids: expected 0 to 60, found 1 to 61"),
         ([[1, -1]], {}, "token ids: expected 0 to 60, found -1 to 1"),
-        ([[0.5]], {}, r"expected a string, texts, or token ids \(p\) or \(b, p\), found shape \(1, 1\) of float64"),
+        ([[0.5]], {}, r"expected a string, a list of strings, or token ids of shape \(p\) or \(b, p\), found shape \(1, 1\) of float64"),
         ([[[1]]], {}, r"found shape \(1, 1, 1\)"),
         ([1] * 20, {}, "20 tokens exceed the context of 19"),
         (np.zeros((1, 0), int), {}, "no tokens"),
         ([1], {"padding_side": "top"}, "padding_side: expected 'left' or 'right', found 'top'"),
         ([1], {"return_type": "probs"}, "return_type: expected 'logits', 'loss', 'both' or None, found 'probs'"),
-        ([[1, 2]], {"attention_mask": [[1]]}, r"attention_mask: expected the shape of the tokens \(1, 2\), found \(1, 1\)"),
+        ([[1, 2]], {"attention_mask": [[1]]}, r"attention_mask: expected the shape of the tokens, \(1, 2\), found shape \(1, 1\)"),
         (np.zeros((1, 2, 21), np.float32), {"start_at_layer": 1, "return_type": "loss"}, "tokens: the loss needs the ids"),
         (
             np.zeros((2, 21), np.float32),
@@ -872,7 +872,7 @@ def test_unsupported_models_and_options_are_rejected():
         (
             np.zeros((1, 2, 21), np.float32),
             {"start_at_layer": 1, "tokens": [[1]]},
-            r"tokens: expected ids of the positions of the residual stream, shape \(1, 2\), found \(1, 1\)",
+            r"tokens: expected one id for each position of the residual stream, shape \(1, 2\), found shape \(1, 1\)",
         ),
     ],
 )
@@ -964,7 +964,7 @@ def test_samples_follow_the_distribution():
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]]))
     np.random.seed(0)
     samples = utils.sample_logits(np.repeat(logits, 20_000, 0))
-    # Four standard deviations of a fraction of 20,000 samples are below 0.0142.
+    # Four standard deviations of a fraction estimated from 20,000 samples are below 0.0142.
     np.testing.assert_allclose(np.bincount(samples, minlength=4) / 20_000, [0.5, 0.3, 0.15, 0.05], atol=0.015)
     assert set(utils.sample_logits(np.repeat(logits, 500, 0), top_k=2)) == {0, 1}
     assert set(utils.sample_logits(np.repeat(logits, 500, 0), top_p=0.79)) == {0, 1}
@@ -976,7 +976,7 @@ def test_samples_follow_the_distribution():
 
 @pytest.fixture
 def gpt2_tokens(tmp_path):
-    """Model with two dimensions and the tokenizer of GPT-2."""
+    """Model of width 2 with GPT-2's tokenizer."""
     folder = Path(os.environ.get("GPT2_CHECKPOINTS", "")).parent / "tokenizer"
     if not (folder / "vocab.json").is_file():
         pytest.skip("GPT2_CHECKPOINTS is not set to a folder with GPT-2's ../tokenizer/vocab.json")
@@ -1038,7 +1038,7 @@ def test_factored_matrices_are_indexed_like_arrays():
     dense = factored.AB
     for index in (1, (1, 2), (slice(None), 2), ..., (..., slice(2), slice(3)), (0, 1, slice(1, 3)), (None, 1), (1, None, 0, slice(2)), [1, 0]):
         np.testing.assert_allclose(factored[index].AB, dense[index], err_msg=str(index))
-    # A row or a column remains a matrix.
+    # Indexing a single row or column still returns a matrix.
     np.testing.assert_allclose(factored[1, 2, 3].AB, dense[1, 2, 3:4])
     np.testing.assert_allclose(factored[1, 2, -1, 4].AB, dense[1, 2, -1:, 4:5])
     with pytest.raises(ValueError, match="5 indices are too many"):
@@ -1097,7 +1097,7 @@ def test_autoencoder_with_error_term_changes_nothing_unless_edited(spliced):
     by_hand = model.run_with_hooks(ids, fwd_hooks=[(name, lambda value, hook: output.reshape(value.shape))])
     CLOSE(without, by_hand)
     assert not np.allclose(without, logits)
-    # Editing a latent adds its direction.
+    # Editing a latent adds the latent's direction.
     latent = int(values["acts_post"][0, 1].argmax())
 
     def raise_one(latents, hook):
@@ -1109,9 +1109,9 @@ def test_autoencoder_with_error_term_changes_nothing_unless_edited(spliced):
     length = np.linalg.norm(sae.W_dec[latent]) if sae.dictionary.settings.get("rescale_acts_by_decoder_norm") else 1
     moved = values["input"] + 2 * sae.W_dec[latent] / length * deviation
     CLOSE(edited, model.run_with_hooks(ids, fwd_hooks=[(name, lambda value, hook: moved.reshape(value.shape))]))
-    # Afterwards the model is unchanged.
+    # After the run, the model is unchanged.
     assert not model.acts_to_saes and not sae.use_error_term
-    # Unknown names only warn, and a removed SAE is unchanged.
+    # An unknown name only causes a warning, and removing an SAE restores its use_error_term.
     with pytest.warns(UserWarning, match=r"blocks\.0\.attn: no SAE is spliced in at this hook point"):
         model.reset_saes("blocks.0.attn")
     model.add_sae(sae, use_error_term=True)
@@ -1151,7 +1151,7 @@ def test_mismatched_autoencoders_are_reported(spliced):
     alone = candle_gpt2.SAE.load(FIXTURES / "dictionaries" / "saelens-plain")
     with pytest.raises(ValueError, match="width"):
         open_processed("plain").add_sae(alone)
-    with pytest.raises(FileNotFoundError, match=r"no/such.*not downloaded here.*SAE\.load\(folder, model\)"):
+    with pytest.raises(FileNotFoundError, match=r"no/such.*not downloaded automatically.*SAE\.load\(folder, model\)"):
         candle_gpt2.SAE.from_pretrained("no", "such")
 
 
@@ -1228,7 +1228,7 @@ def test_tensor_backward_runs_backward_hooks(torch):
     assert not model([[1, 2, 3]]).requires_grad
 
 
-# Hook points and parameterized edits of the fixtures.
+# Hook points and parameterized edits in the fixtures.
 EDITS = {
     "vector": ("blocks.1.hook_resid_pre", lambda value, a: value + a),
     "heads": ("blocks.1.attn.hook_z", lambda value, a: value * a[:, None]),
@@ -1240,7 +1240,7 @@ EDITS = {
 
 
 def assert_gradient(found, expected, label=""):
-    """Checks that gradients are equal within 1e-4 of the largest."""
+    """Checks that gradients are equal within 1e-4 of the largest value."""
     found, expected = np.asarray(found), np.asarray(expected)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max(), err_msg=label)
 
@@ -1334,7 +1334,7 @@ def test_weight_gradients_match_finite_differences(torch):
     assert cache.decompose_resid(apply_ln=True).shape == (8, 2, 4, 18)
     model.requires_grad_(False)
     assert not model(ids).requires_grad
-    # A single weight.
+    # A single weight may require gradients.
     model.blocks[2].mlp.W_out.requires_grad_()
     assert model(ids).requires_grad and not model(ids, stop_at_layer=2).requires_grad
     arrays = HookedTransformer.from_pretrained(INSIDE / "untied", tensors="numpy")
@@ -1376,7 +1376,7 @@ def test_backward_hooks_work_with_edits_partial_runs_and_padding(torch):
     edit = ("blocks.0.hook_mlp_out", lambda value, hook: torch.zeros_like(value))
     with model.hooks([edit], [(lambda name: name.endswith(("hook_mlp_out", "mlp.hook_post", "hook_resid_pre")), keep)]):
         model(ids, attention_mask=torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]), return_type="loss").backward()
-    # The edit makes the output of the first MLP constant.
+    # The edit makes the first MLP's output constant.
     assert set(seen) == {"blocks.0.hook_mlp_out", "blocks.1.mlp.hook_post", "blocks.1.hook_mlp_out", "blocks.0.hook_resid_pre", "blocks.1.hook_resid_pre"}
     assert all(gradient.isfinite().all() and gradient.any() for gradient in seen.values())
     with model.hooks(bwd_hooks=[("blocks.1.hook_resid_pre", keep)]):
@@ -1422,7 +1422,7 @@ def test_autoencoder_gradients_match_finite_differences(torch, spliced, use_erro
 
             slope = (moved(step) - moved(-step)) / (2 * step)
             np.testing.assert_allclose((gradient * direction).sum().item(), slope, rtol=0.03, atol=0.05, err_msg=point)
-    # Outside a model.
+    # An SAE also has gradients outside a model.
     x = torch.randn((3, 6), generator=random).requires_grad_()
     latents = sae.encode(x)
     (latents.sum() + sae.decode(latents, x).sum()).backward()
@@ -1455,7 +1455,7 @@ def test_aliases_and_old_imports_refer_to_the_same_classes():
     assert candle_gpt2.HookedTransformer is candle_gpt2.HookedSAETransformer
     import candle_gpt2.hooked as transformer_lens
 
-    # Old imports with the new package name. Attributes with the same names are still the classes.
+    # Old imports work with the new package name. Attributes with the same names as modules are still the classes.
     from candle_gpt2.hook_points import HookPoint
     from candle_gpt2.hooked.ActivationCache import ActivationCache
     from candle_gpt2.hooked.FactoredMatrix import FactoredMatrix as SameMatrix

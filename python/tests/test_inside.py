@@ -1,4 +1,4 @@
-"""Activations, hooks and pictures: equal to the program; pictures are self-contained."""
+"""Activations, hooks and pictures: the same values as the program, and self-contained pictures."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ def test_cached_activations_match_the_cli(model, program, tmp_path):
 
 
 def decode_activations(choice):
-    """Decodes activations to arrays by hook point, with the token ids."""
+    """Decodes activations to arrays keyed by hook point, and returns them with the token ids."""
     info, arrays = choice["activations_info"], {}
     for entry in choice["activations"]:
         arrays[entry["site"]] = np.frombuffer(base64.b64decode(entry["data"]), "<f4").reshape(entry["shape"])
@@ -69,7 +69,7 @@ def test_gradients_with_edits_match_finite_differences(plain):
     assert list(values) == list(gradients) == names
     for name in names:
         np.testing.assert_allclose(gradients[name], expected[name], rtol=1e-4, atol=1e-5)
-    # With a steering vector, and an array that replaces an activation.
+    # Gradients with a steering vector, and with an array that replaces an activation.
     patch = np.random.default_rng(0).normal(size=values[names[0]].shape).astype(np.float32)
     steering = plain.steering(np.ones((1, 21), np.float32), layer=0, scale=0.3)
     edits = [steering, (names[0], patch)]
@@ -258,7 +258,7 @@ def test_logit_lens_matches_the_cli(model, program):
     lens = model.logit_lens(TEXT, top=3, watch=[watch], show="rank")
     assert lens.axes == {axis["name"]: axis["labels"] for axis in report["axes"]}
     np.testing.assert_array_equal(lens.values.ravel(), report["values"])
-    # The values are those of the watched token, so cells show no other token.
+    # The values are for the watched token, so cells show no other token.
     assert lens.texts == [] and "texts" not in report
     assert model.logit_lens(TEXT).texts == json.loads(program("look", "lens", TEXT, "--json"))["texts"]
     cells = [cell for layer in report["layers"] for cell in layer["cells"]]
@@ -351,7 +351,7 @@ def test_colored_tokens_show_one_value_per_token():
     assert picture.tokens == ["One", "·day", ","] and picture.axes == {"token": ["One 0", "·day 1", ", 2"]}
     assert picture.title == "surprise" and "surprise" in picture.html()
     assert picture.svg().count("·day") == 2, "in the text and below its bar"
-    with pytest.raises(ValueError, match=r"values: expected one for each of the 2 tokens, found shape \[3\]"):
+    with pytest.raises(ValueError, match=r"values: expected one value for each of the 2 tokens, found shape \[3\]"):
         candle_gpt2.Picture.colored_tokens(["a", "b"], [1, 2, 3])
     with pytest.raises(ValueError, match="scale: expected"):
         candle_gpt2.Picture.colored_tokens(["a"], [1], scale="log")

@@ -1,4 +1,4 @@
-"""Analyses and steering: equal to `gpt2 look` and `gpt2 generate --steer`."""
+"""Analyses and steering: the same results as `gpt2 look` and `gpt2 generate --steer`."""
 
 import json
 import re
@@ -15,7 +15,7 @@ PLAIN = FIXTURES / "inside" / "plain"
 WIDTH, LAYERS, LATENTS = 256, 7, 12
 
 COMPARED = ["--clean", CLEAN, "--corrupt", CORRUPT]
-# Arguments of `gpt2 look`, the method, and its arguments.
+# Arguments for `gpt2 look`, the equivalent method, and the method's arguments.
 ANALYSES = [
     (["attention", TEXT], "attention", (TEXT,), {}),
     (["attention", TEXT, "--heads", "0.1,2.2"], "attention", (TEXT,), {"heads": ["0.1", (2, 2)]}),
@@ -259,7 +259,7 @@ def test_features_match_the_cli(model, program, tmp_path):
     flags = ["--sae", str(file), "--site", "1.resid_pre", "--top", "5"]
     report = compare(picture, program("look", "features", TEXT, *flags, "--json"))
     assert picture.details == {"site": "blocks.1.hook_resid_pre", "explained": report["explained"]}
-    # From the formula: relu(W · (x − pre_bias) + latent_bias).
+    # The formula for the latents: relu(W · (x − pre_bias) + latent_bias).
     _, seen = model.run_with_cache(TEXT, "1.resid_pre")
     x = seen["blocks.1.hook_resid_pre"][0]
     latents = np.maximum((x - tensors["pre_bias"]) @ tensors["encoder.weight"].T + tensors["latent_bias"], 0)
@@ -323,12 +323,12 @@ def test_steering_matches_the_cli(model, program, everywhere):
     steering = model.steering((" the", " my"), **settings)
     assert repr(steering) == f"Steering(layer=2, scale=40, everywhere={everywhere})"
     assert [model.generate(prompt, hooks=[steering], **options) for prompt in prompts] == expected
-    # In a batch and streamed. Earlier steering has no effect.
+    # Batched and streamed completions are the same. Steering in earlier calls has no effect.
     assert model.generate(prompts, hooks=[steering], **options) == expected
     assert "".join(model.stream(prompts[0], hooks=[steering], **options)) == expected[0]
     assert model.generate(prompts, hooks=steering, **options) == expected, "a single hook needs no list"
     assert model.generate(prompts, **options) != expected
-    # Another syntax for the same direction.
+    # Other ways to specify the same direction.
     assert model.generate(prompts, hooks=[model.steering(PAIR, **settings)], **options) == expected
     name = "blocks.2.hook_resid_pre"
     the, my = (model.run_with_cache(word, name)[1][name][0] for word in (" the", " my"))
@@ -383,15 +383,15 @@ def test_zero_steering_vector_warns(model):
         (lambda m: m.ablate(TEXT, at=0), "`at` requires `heads`"),
         (lambda m: m.ablate(TEXT, with_="nothing"), "with_: expected raw-zero, .* found \"nothing\""),
         (lambda m: m.ablate(TEXT, with_=("sample", "a")), "`with_`: expected one text of 12 tokens, found 1"),
-        (lambda m: m.heads(rows=0), "`rows`: expected from 1 to 1000, found 0"),
-        (lambda m: m.heads(length=257), "`length` 257: expected from 1 to 256"),
+        (lambda m: m.heads(rows=0), "`rows`: expected a number from 1 to 1000, found 0"),
+        (lambda m: m.heads(length=257), "`length` 257: expected a number from 1 to 256"),
         (lambda m: m.heads(from_=20, below=20), "`from_` 20, `below` 20: expected a range"),
         (lambda m: m.heads(exclude_bos=True), "`exclude_bos` and `exclude_current` require a text"),
-        (lambda m: m.saliency(TEXT, steps=0), "`steps`: expected from 1 to 1000, found 0"),
+        (lambda m: m.saliency(TEXT, steps=0), "`steps`: expected a number from 1 to 1000, found 0"),
         (lambda m: m.neurons(TEXT, "x"), "neuron: `x` is not a neuron; write LAYER.NEURON"),
         (lambda m: m.neurons(TEXT, (0, 1024)), "`neuron` 0.1024: this model has 7 layers of 1024 neurons"),
         (lambda m: m.patch(CLEAN, "The"), "`clean` has 2 tokens and `corrupt` 1"),
-        (lambda m: m.patch(CLEAN, CLEAN), "both texts give the same value"),
+        (lambda m: m.patch(CLEAN, CLEAN), "both texts have the same metric"),
         (lambda m: m.patch(CLEAN, CORRUPT, by="head"), "`by`: resid_pre has no heads"),
         (lambda m: m.estimate(CLEAN, CORRUPT, site="logits"), "`site` logits: expected a single kind of hook point"),
         (lambda m: m.path(CLEAN, CORRUPT, to="there"), "`to` there: expected final"),
@@ -434,7 +434,7 @@ def test_unusable_files_are_named(model, tmp_path):
             load(damaged)
     with pytest.raises(FileNotFoundError, match="missing.pt"):
         model.ablate(TEXT, with_=f"mean:{missing}")
-    # Autoencoder for another width.
+    # An autoencoder for another width is rejected.
     write_safetensors(damaged, {"encoder.weight": pattern((3, 5), 1), "latent_bias": pattern((3,), 1)})
     with pytest.raises(candle_gpt2.Gpt2Error, match="damaged.safetensors: tensor"):
         model.features(TEXT, damaged, site="1.resid_pre")

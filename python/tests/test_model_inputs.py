@@ -1,4 +1,4 @@
-"""Inputs of HookedTransformer: transformers models, state dicts, configurations, and non-text inputs."""
+"""Inputs for HookedTransformer: transformers models, state dicts, configurations, and non-text inputs."""
 
 import gc
 from pathlib import Path
@@ -56,9 +56,9 @@ def test_config_creates_an_untrained_model():
         ({"n_layerz": 3}, "n_layerz=3: .*did you mean 'n_layers'"),
         ({"device": "cuda"}, "device='cuda'"),
         ({"dtype": "float16"}, "dtype='float16'"),
-        ({"act_fn": None}, "act_fn: missing; pass the activation function"),
+        ({"act_fn": None}, "act_fn: missing; pass the MLPs' activation function"),
         ({"act_fn": "solu_ln"}, "act_fn: expected one of gelu_new"),
-        ({"d_vocab": -1}, "d_vocab: missing; pass the size"),
+        ({"d_vocab": -1}, "d_vocab: missing; pass the vocabulary size"),
     ],
 )
 def test_unsupported_setting_is_named_in_the_error(change, message):
@@ -100,7 +100,7 @@ def test_state_dict_loads_by_name(model):
 
 
 def assert_native_follows(model):
-    """Checks that the engine's Model predicts the same, up to a constant added to all logits."""
+    """Checks that the engine's Model returns the logits of `model`, up to a constant added to all of them."""
     ids = [1, 2, 3, 4]
     expected = utils.log_softmax(np.asarray(model(np.array([ids]))))[0]
     np.testing.assert_allclose(utils.log_softmax(model.native.logits(ids, last_only=False)), expected, atol=1e-3)
@@ -124,7 +124,7 @@ def test_native_follows_changed_weights(open_model):
     model.blocks[0].attn.W_O[2] = 0
     model.process_weights_()
     assert_native_follows(model)
-    # GPT-2 has no output bias.
+    # GPT-2 has no output bias, so the engine's Model needs the bias in its other weights.
     model.unembed.b_U[3] += 1
     assert_native_follows(model)
     folder = Path(model.native.name)
@@ -149,7 +149,7 @@ def test_native_follows_a_state_dict_and_training():
     optimizer.step()
     model.requires_grad_(False)
     assert_native_follows(model)
-    # A new tensor in place of a weight.
+    # A new tensor replaces a weight.
     model.blocks[2].attn.W_Q.data = model.blocks[2].attn.W_Q.data * 2
     assert_native_follows(model)
     np.testing.assert_array_equal(model.W_Q[2].numpy(), model.blocks[2].attn.W_Q.numpy())
@@ -189,7 +189,7 @@ def test_steering_works_as_a_forward_hook(exact):
         expected, _ = native.run_with_cache(TEXT, [], [steering])
         np.testing.assert_allclose(steered, expected, atol=1e-3)
         assert not np.allclose(steered, raw(TEXT), atol=1e-2)
-        # Only at the first tokens of a text, even if later tokens use a cache.
+        # Steering applies only to the first tokens of a text, even if later tokens use a cache.
         with raw.hooks(fwd_hooks=[steering]):
             ids = raw.generate(raw.to_tokens(TEXT), max_new_tokens=8, do_sample=False, verbose=False)[0]
         own = native.generate(TEXT, max_new_tokens=8, do_sample=False, hooks=[steering], details=True)["ids"]
@@ -261,7 +261,7 @@ def test_stacked_weights_carry_gradients():
     for module, name in ((model.embed, "W_E"), (model.pos_embed, "W_pos"), (model.unembed, "W_U"), (model.unembed, "b_U")):
         (getattr(model, name) ** 2).sum().backward()
         torch.testing.assert_close(getattr(model, name).grad, 2 * getattr(module, name).detach())
-    # The penalty of a circuit, compared with plain torch.
+    # Gradients of a penalty on a circuit, compared with plain torch.
     model.zero_grad()
     (model.W_V @ model.W_O).square().sum().backward()
     plain = [torch.stack([getattr(block.attn, name).detach() for block in model.blocks]).requires_grad_() for name in ("W_V", "W_O")]

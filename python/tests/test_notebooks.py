@@ -1,4 +1,4 @@
-"""Notebooks of `examples/notebooks`: they run, and their pages in the book are up to date.
+"""Notebooks in `examples/notebooks`: they run, and their pages in the book are up to date.
 
 To regenerate the pages and pictures, run `WRITE_NOTEBOOKS=1 python -m pytest python/tests/test_notebooks.py`.
 """
@@ -27,7 +27,7 @@ TIMEOUT = 300
 
 
 def run(notebook: Path, folder: Path, **environment: str) -> None:
-    # Use one thread for numpy, because more are slower on small arrays, especially next to other processes. No network.
+    # numpy uses one thread, because more are slower on small arrays, especially next to other processes. The network is disabled.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", **environment}
     command = [sys.executable, RUNNER, notebook, folder]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT - 20)

@@ -1,4 +1,4 @@
-"""Interactive pictures of the book, `docs/src/pictures/{temperature,head}.html`.
+"""Interactive pictures in the book, `docs/src/pictures/{temperature,head}.html`.
 
 They are templates of `docs/pictures` with numbers of the built-in model. To regenerate them, run
 `WRITE_PICTURES=1 python -m pytest python/tests/test_pictures.py`.
@@ -21,14 +21,14 @@ REPEATED = "A red ball and a blue cup, a red"
 
 
 def temperature(model):
-    """Computes all logits of the next token."""
+    """Computes all logits for the next token."""
     logits = model.logits(PROMPT, last_only=True)
     tokens = model.str_tokens(range(len(logits)))
     return {"prompt": PROMPT, "tokens": tokens, "logits": [round(float(logit), 2) for logit in logits]}
 
 
 def head(model):
-    """Computes query-key products of the head with the strongest induction attention at the last token."""
+    """Computes query-key products for the head with the strongest induction attention at the last token."""
     tokens = model.str_tokens(REPEATED)
     names = [f"blocks.*.attn.hook_{part}" for part in ("q", "k", "pattern")]
     cache = model.run_with_cache(REPEATED, names=names)[1]
@@ -57,7 +57,7 @@ def test_pictures_show_the_built_in_model(name, model):
     assert shown.startswith(begin) and shown.endswith(end), advice
     stored = json.loads(shown[len(begin) : len(shown) - len(end)])
     assert stored.keys() == data.keys() and stored["tokens"] == data["tokens"] and stored.get("head") == data.get("head"), advice
-    # Tolerance for two decimals and another order of summation.
+    # Tolerance for rounding to two decimals and for another order of summation.
     for key in data.keys() & {"logits", "products", "width"}:
         np.testing.assert_allclose(stored[key], data[key], atol=0.011, err_msg=advice)
     assert not re.search(r"https?://|@import|src=", shown), "the page loads nothing from elsewhere"
@@ -65,7 +65,7 @@ def test_pictures_show_the_built_in_model(name, model):
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_picture_scripts_match_numpy(name, model):
-    """Runs the script without a browser, up to the drawing."""
+    """Runs the script without a browser, up to the drawing code."""
     if shutil.which("node") is None:
         pytest.skip("node is not on the path: https://nodejs.org")
     page = (BOOK / "src" / "pictures" / f"{name}.html").read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ ROWS = int(os.environ.get("CANDLE_GPT2_RAY_ROWS", "2000"))
 TOKENS = int(os.environ.get("CANDLE_GPT2_RAY_TOKENS", "32"))
 BLOCKS = 50
 OPTIONS = {"max_new_tokens": TOKENS, "seed": 7}
-# Resources of a run: one actor for each of the two nodes.
+# Resources for a run: one actor for each of the two nodes.
 RESOURCES = {"actors": 2, "threads": 1, "rows_per_block": -(-ROWS // BLOCKS)}
 OBJECT_STORE_BYTES = 150_000_000
 # Invalid rows: a prompt longer than any context, a prompt that is not a text, and a missing prompt.

@@ -19,7 +19,7 @@ from support import FIXTURES
 PROMPTS = ["One day", "Once there was", "One day", "My lord, I will", "The king", "One day", "What say you", "Enter"]
 IDS = ["a", "b", "c", "d", 5, 6, 7, 8]
 LENGTH = 8
-# More tokens than any context of a built-in model.
+# A prompt that exceeds the context of every model in these tests.
 TOO_LONG = "to be or not to be " * 2000
 
 
@@ -93,7 +93,7 @@ def test_greedy_decoding_needs_no_ids(model):
 
 @pytest.fixture(params=[{"do_sample": False}, {"num_beams": 3, "do_sample": False}], ids=["greedy", "beams"])
 def non_sampling(request, tmp_path):
-    """Folder of a model whose generation configuration does not sample."""
+    """Folder with a model whose generation configuration does not sample."""
     folder = shutil.copytree(FIXTURES / "tiny-checkpoint", tmp_path / "searching")
     (folder / "generation_config.json").write_text(json.dumps(request.param))
     return folder

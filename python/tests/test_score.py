@@ -190,7 +190,7 @@ def test_negative_numbers_are_rejected(model):
         lambda: model.logit_lens("a b", top=-1),
         lambda: candle_gpt2.set_threads(-1),
     ):
-        with pytest.raises(ValueError, match="expected a number of at least 0, found -1"):
+        with pytest.raises(ValueError, match="expected a non-negative number, found -1"):
             run()
     with pytest.raises(ValueError, match="columns: expected 1 or 2, found 300"):
         model.attention("a b").svg(300)

@@ -105,7 +105,7 @@ def test_sae_from_arrays_can_be_saved(model, tmp_path):
             SAE({**cfg, **change}, weights)
     with pytest.raises(ValueError, match="b_enc"):
         SAE(cfg, {key: value for key, value in weights.items() if key != "b_enc"})
-    with pytest.raises(TypeError, match=r"expected a dict of weights; SAE\.load\(folder\) reads files"):
+    with pytest.raises(TypeError, match=r"pass a dict of weights, or use SAE\.load\(folder\) to read files"):
         SAE(cfg)
 
 
@@ -145,7 +145,7 @@ def test_built_in_transcoders_are_loaded_by_name():
 
 # Gradients of weights, compared with the same formulas in plain torch.
 
-# Options of the fixtures.
+# Options of `reconstruct` for each fixture.
 OPTIONS = {
     "plain": {},
     "topk": {"k": 3, "is_normalized": True, "subtracts_bias": False},
@@ -163,7 +163,7 @@ def torch():
 
 
 def reconstruct(w, x, k=None, is_normalized=False, is_rescaled=False, subtracts_bias=True):
-    """Reconstructs x (…, C) with weights by their SAELens names."""
+    """Reconstructs x (…, C) with weights keyed by their SAELens names."""
     mean, deviation = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
     inner = (x - mean) / (deviation + 1e-5) if is_normalized else x
     inner = inner - w["b_dec"] if subtracts_bias else inner

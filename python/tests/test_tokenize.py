@@ -1,4 +1,4 @@
-"""Token files: equal to the program's, and readable by the code of nanoGPT and llm.c."""
+"""Token files: equal to the program's, and readable by nanoGPT's and llm.c's code."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_files_match_the_cli(text, tmp_path, program):
 def test_numpy_reads_the_token_files(text, tmp_path):
     tokenizer = candle_gpt2.Model.from_pretrained(TINY)
     report = candle_gpt2.tokenize(text, tmp_path / "nanogpt", model=TINY, held_out=0)
-    # Reads the tokens like nanoGPT's train.py.
+    # Reads the tokens as nanoGPT's train.py does.
     found = np.memmap(tmp_path / "nanogpt" / "train.bin", dtype=np.uint16, mode="r")
     assert found[:-1].tolist() == tokenizer.encode(text.read_text())
     assert len(found) == report["training_tokens"]

@@ -32,7 +32,7 @@ def text(tmp_path):
 
 
 def flags(options):
-    """Converts keywords to flags of the program."""
+    """Converts keywords to the program's flags."""
     arguments = []
     for name, value in options.items():
         arguments.append("--" + name.replace("_", "-"))
@@ -45,7 +45,7 @@ def flags(options):
 
 @pytest.fixture
 def rows(tmp_path):
-    """Files with labels and with answers, by task."""
+    """Files with labels and with answers, keyed by task."""
     names = ("ada", "bob", "cid")
     labeled = [f"{name}\t{name} {verb} {other}" for verb in ("met", "saw", "told", "asked") for name in names for other in names]
     sums = [json.dumps({"prompt": f"{number} and one is", "completion": f" {number + 1}"}) for number in range(36)]
@@ -231,7 +231,7 @@ def test_invalid_calls_are_rejected_before_any_work(text, rows, tmp_path):
     assert_raises(ValueError, "exactly one of init .* and config", config=None)
     assert_raises(ValueError, "`steps`: expected at least 1, found 0", steps=0)
     assert_raises(ValueError, "steps: invalid type: string", steps="many")
-    assert_raises(ValueError, "seed: expected a number of at least 0, found -1", seed=-1)
+    assert_raises(ValueError, "seed: expected a non-negative number, found -1", seed=-1)
     assert_raises(ValueError, "schedule: unknown variant `steps`, expected one of `constant`, `linear`, `cosine`", schedule="steps")
     assert_raises(ValueError, "dtype: expected one of f32, f16, bf16", dtype="q8_0")
     assert_raises(ValueError, "`lora_targets`: expected one or more of c_attn, c_proj, c_fc, found wte", lora_rank=1, lora_targets=["wte"])

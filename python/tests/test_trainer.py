@@ -1,4 +1,4 @@
-"""Data-parallel training: the losses of a single process, and recovery when a process dies.
+"""Data-parallel training: the same losses as in a single process, and recovery when a process dies.
 
 `CANDLE_GPT2_TRAINING_STEPS` (50) sets the number of steps. The tests kill only processes that they started.
 """
@@ -24,7 +24,7 @@ EXAMPLES = FIXTURES.parents[2] / "examples"
 CONFIG = {"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
 OPTIONS = {"steps": 6, "batch_size": 5, "accumulate": 2, "lr": 0.01, "eval_every": 3, "save_every": 2, "dropout": 0.0}
 FILES = ["model.safetensors", "config.json", "tokenizer.json", "training-state.safetensors"]
-# Tolerance for float32 sums in another order, amplified by fifty steps.
+# Tolerance for float32 sums in another order, amplified over fifty steps.
 TOLERANCE = 1e-5
 TIMEOUT = 300
 
@@ -136,7 +136,7 @@ def arguments(text, out):
 
 
 def expected_losses(text, tmp_path):
-    """Returns the losses of a single process."""
+    """Returns the losses from a single process."""
     options = {"steps": STEPS, "batch_size": 8, "lr": 0.003, "dropout": 0.0, "save_every": 4}
     candle_gpt2.train(text, tmp_path / "one", config=CONFIG, **options)
     return read_log(tmp_path / "one")
@@ -167,7 +167,7 @@ class Group:
             process.communicate()
 
     def wait(self):
-        """Waits for all processes. Returns their exit codes and standard errors."""
+        """Waits for all processes. Returns their exit codes and standard error output."""
         ended = [process.communicate(timeout=TIMEOUT) for process in self.processes]
         return [(process.returncode, errors) for process, (_, errors) in zip(self.processes, ended, strict=True)]
 
@@ -243,7 +243,7 @@ def check_ray(count, text, tmp_path, killed_at):
                 kill_worker(process.pid, out, killed_at)
             process.wait(timeout=600)
         finally:
-            # Ray stops with its driver.
+            # Ray stops when its driver ends.
             process.terminate()
             process.wait(timeout=60)
     assert process.returncode == 0, (tmp_path / "printed").read_text()[-3000:]

@@ -1,4 +1,4 @@
-"""Type stubs: they match the module."""
+"""Checks that the type stubs match the module."""
 
 import ast
 import re
@@ -97,7 +97,7 @@ RESULTS = {
     "model.circuit(pairs, pairs=2, edges=4).details": "_CircuitDetails",
     "model.heads('One day One day').details": "_NoDetails",
 }
-# Other results of the main API.
+# Other results from the main API.
 OTHERS = [
     "model.generate('a')", "model.generate(['a'])", "model.generate(['a'], return_exceptions=True)", "model.stream('a')",
     "next(model.stream('a'))", "next(model.stream_batch(['a']))", "next(model.stream_batch(['a'], return_exceptions=True))",
@@ -168,7 +168,7 @@ def test_no_result_is_any(tmp_path):
     found = re.findall(r'^use\.py:\d+: note: Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
     assert len(found) == len(expressions) == len(done.stdout.splitlines()), done.stdout + done.stderr
     for expression, kind in zip(expressions, found, strict=True):
-        # These types have no parameter for the shape of an array.
+        # These types have no parameter for an array's shape.
         assert "Any" not in kind.replace("ndarray[tuple[Any, ...],", "ndarray["), (expression, kind)
         assert f"._native.{RESULTS.get(expression, '')}" in kind or expression in OTHERS, (expression, kind)
 

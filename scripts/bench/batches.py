@@ -28,13 +28,13 @@ PROMPT = 32
 PREFILL_CHUNK = 64 * PROMPT
 # One client alone finishes quickly, so it sends more requests.
 REQUESTS = {1: 8}
-# Fields of a request whose response is not streamed.
+# Fields for a request whose response is not streamed.
 WHOLE = {"stream": False, "stream_options": None}
 RUNS = 3
 
 
 def measure_torch(model_path, dtype, device, clients):
-    """Yields the number of sequences and their speed."""
+    """Yields each number of sequences with its speed."""
     import torch
     from transformers import DynamicCache, GPT2LMHeadModel
 
@@ -60,7 +60,7 @@ def measure_torch(model_path, dtype, device, clients):
 
 
 def measure_ours(arguments, left):
-    """Yields the number of clients and their speed."""
+    """Yields each number of clients with its speed."""
     with start_ours(arguments) as server:
         measure(server, 1, PROMPT, 1, **WHOLE)
         for count in arguments.clients:
@@ -68,12 +68,12 @@ def measure_ours(arguments, left):
                 raise Stopped("no time was left")
             cell = measure(server, count, PROMPT, REQUESTS.get(count, 2), **WHOLE)
             if cell["refusals"]:
-                raise Stopped(f"{cell['refusals']} requests of {count} clients were refused")
+                raise Stopped(f"{cell['refusals']} requests from {count} clients were refused")
             yield count, cell["tokens_per_s"]
 
 
 def measured(engine, arguments, left):
-    """Yields the number of sequences of an engine and their speed."""
+    """Yields each number of sequences with an engine's speed."""
     if engine == "ours":
         yield from measure_ours(arguments, left)
         return
@@ -86,7 +86,7 @@ def measured(engine, arguments, left):
 
 
 def print_table(samples):
-    """Prints `samples`, which maps the number of clients to engine to speeds."""
+    """Prints `samples`, a nested dict keyed by number of clients and engine."""
     print(f"{'clients':>7} {'ours':>10} {'PyTorch':>10} {'/ PyTorch':>10}  minimum-maximum")
     for count, engines in samples.items():
         spreads = {engine: cards.spread(values) for engine, values in engines.items()}

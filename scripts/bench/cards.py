@@ -9,7 +9,7 @@ import shutil
 import statistics
 import subprocess
 
-# By the name that nvidia-smi reports: memory bandwidth in bytes per second, and dense f16 and bf16 arithmetic in
+# Keyed by the name that nvidia-smi reports: memory bandwidth in bytes per second, and dense f16 and bf16 arithmetic in
 # operations per second, where a multiply-add counts as two.
 CARDS = {"NVIDIA H200": {"bytes_per_s": 4.8e12, "operations_per_s": 990e12}}
 BYTES = {"f32": 4, "f16": 2, "bf16": 2}
@@ -41,7 +41,7 @@ class Shape:
         return BYTES[dtype] * (self.block_weights + self.head_weights + 2 * self.width * self.blocks * past)
 
     def forward_operations(self, tokens, heads):
-        """Operations per token of a pass over `tokens` tokens, `heads` of which pass through the head.
+        """Operations per token for a pass over `tokens` tokens, `heads` of which pass through the head.
 
         Attention counts only the visible keys.
         """
@@ -49,7 +49,7 @@ class Shape:
         return 2 * self.block_weights + attention + 2 * self.head_weights * heads / tokens
 
     def training_operations(self, context):
-        """Operations per token of a training step, whose backward pass takes two forward passes."""
+        """Operations per token for a training step, whose backward pass costs as much as two forward passes."""
         return 3 * self.forward_operations(context, context)
 
 
@@ -70,19 +70,19 @@ def index_of(device):
 
 
 def decode_percent(card, shape, dtype, past, tokens_per_s):
-    """Percentage of the memory bandwidth, or `None` for an unknown card."""
+    """Returns the percentage of the memory bandwidth, or `None` for an unknown card."""
     if card not in CARDS:
         return None
     return 100 * tokens_per_s * shape.decode_bytes(dtype, past) / CARDS[card]["bytes_per_s"]
 
 
 def arithmetic_percent(card, dtype, operations, tokens_per_s):
-    """Percentage of the 16-bit arithmetic, or `None` for an unknown card or f32."""
+    """Returns the percentage of the 16-bit arithmetic, or `None` for an unknown card or f32."""
     if card not in CARDS or BYTES[dtype] != 2:
         return None
     return 100 * tokens_per_s * operations / CARDS[card]["operations_per_s"]
 
 
 def spread(values):
-    """Median, minimum and maximum of the rounds."""
+    """Returns the median, minimum and maximum over the rounds."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "rounds": len(values)}

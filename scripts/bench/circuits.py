@@ -37,7 +37,7 @@ MIN_STEPS, MIN_SECONDS = 5, 5.0
 
 
 def their_edges(batch, folder):
-    """Returns the seconds of the authors' EAP."""
+    """Returns the seconds that the authors' EAP takes, and its peak memory."""
     import torch
     import transformer_lens
 
@@ -87,7 +87,7 @@ def their_edges(batch, folder):
 
 
 def their_step(is_sparse):
-    """Returns the seconds of a SAELens training step."""
+    """Returns the seconds that a SAELens training step takes, and its peak memory."""
     import sae_lens
     import torch
     from sae_lens.saes.sae import TrainStepInput

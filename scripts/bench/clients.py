@@ -72,7 +72,7 @@ class Client:
         return answer
 
     def disconnect(self, **body):
-        """Closes the connection as soon as the response begins."""
+        """Sends a request and closes the connection as soon as the response begins."""
         self.connection.close()
         self.connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         self.connection.sock.recv(200)
@@ -129,7 +129,7 @@ class Server:
     def await_health(self):
         for _ in range(1200):
             if self.process.poll() is not None:
-                self.fail(f"ended with {self.process.returncode}")
+                self.fail(f"exited with code {self.process.returncode}")
             try:
                 if Client(self.address).get("/health")[0] == 200:
                     break
@@ -144,7 +144,7 @@ class Server:
         self.letter = Client(self.address).post("/tokenize", content="a", prompt="a")[1]["tokens"][-1]
 
     def memory(self):
-        """Resident bytes, threads and open files of the process."""
+        """Returns the resident bytes, threads and open files of the process."""
         folder = pathlib.Path("/proc", str(self.process.pid))
         fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
         return int(fields["VmRSS"].split()[0]) * 1024, int(fields["Threads"]), len(os.listdir(folder / "fd"))
@@ -157,7 +157,7 @@ def start_ours(arguments, *options):
     server = Server(command, environment, "ours")
     line = server.process.stdout.readline().strip()
     if not line.startswith("http://"):
-        server.fail(f"expected its address as the first line, found {line!r}")
+        server.fail(f"expected the server's address in the first line, found {line!r}")
     host, port = line.removeprefix("http://").rsplit(":", 1)
     server.address = (host, int(port))
     # Drains the remaining output, so that the pipe never fills.
@@ -183,7 +183,7 @@ request_numbers = itertools.count(1)
 
 
 def request(server, tokens, new_tokens=NEW_TOKENS, **extra):
-    """Returns a request of `tokens` tokens with a unique beginning, so that no prefix is reused."""
+    """Returns a request with `tokens` tokens and a unique beginning, so that no prefix is reused."""
     number = next(request_numbers)
     # The last ids of a vocabulary may be special tokens.
     ids = [1 + (number * 7919 + index * (37 + number)) % (server.vocabulary - 300) for index in range(tokens)]

@@ -1,4 +1,4 @@
-"""Shared parts of the tables: options with common names, instruction sets, worker processes."""
+"""Code shared by the tables: options with common names, instruction sets, worker processes."""
 
 import argparse
 import json
@@ -22,8 +22,8 @@ ONLY_AVX2 = {
 OPTIONS = {
     "rounds": dict(type=int, default=3),
     "threads": dict(type=int, default=2),
-    "isa": dict(choices=["avx2"], help="hold every engine to it"),
-    "only": dict(default="", help="cases whose names hold this text"),
+    "isa": dict(choices=["avx2"], help="restrict every engine to this instruction set"),
+    "only": dict(default="", help="measure only the cases whose names contain this text"),
     "program": dict(type=pathlib.Path, default=ROOT / "target/release/gpt2", help="the built gpt2"),
     "peers": dict(type=pathlib.Path, default=ROOT / "target/peers", help="folder that peers.sh has filled"),
     "model": dict(type=pathlib.Path, help="checkpoint folder"),
@@ -46,12 +46,12 @@ def restrict_to(isa):
 
 
 def worker(table, *arguments, python=sys.executable):
-    """Returns the command of a worker process that measures part of a table."""
+    """Returns the command for a worker process that measures part of a table."""
     return [python, "-m", "bench", table, *arguments]
 
 
 def cargo_bench(package, name, isa):
-    """Returns the command of a crate's benchmark; callers append its arguments."""
+    """Returns the command for a crate's benchmark; callers append the benchmark's arguments."""
     instructions = ["--instructions", isa] if isa else []
     return ["cargo", "bench", "--quiet", "-p", package, "--bench", name, "--", *instructions]
 
@@ -91,6 +91,6 @@ def prompt(tokens):
 
 
 def peak_mib(process="self"):
-    """Returns the peak resident memory of a process."""
+    """Returns the peak resident memory of a process in MiB."""
     status = pathlib.Path(f"/proc/{process}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) >> 10

@@ -31,7 +31,7 @@ OTHERS = {
 
 
 def size_of(command, file, folder):
-    """Returns a file's compressed size from another program, or None if it is not installed."""
+    """Returns a file's compressed size from another program, or None if the program is not installed."""
     if not shutil.which(command[0]):
         return None
     out = folder / "out.zpaq"
@@ -74,7 +74,7 @@ def speed(arguments, folder):
             seconds([arguments.program, "decompress", "-f", "-o", folder / "restored", compressed, *model]),
         )
 
-    # The time to compress one byte is the time to load the model.
+    # The time to compress or restore one byte is the time to load the model.
     loading = round_trip(1)
     figures = {}
     for streams in [1, 32]:

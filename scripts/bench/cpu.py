@@ -101,7 +101,7 @@ def measure_ctranslate2(folder, threads):
 
 
 def speeds(prefill, decode):
-    """Returns the tokens per second of every row, after one warm-up each.
+    """Returns the tokens per second for every row, after one warm-up each.
 
     `prefill` returns the number of tokens it processed, `decode` the seconds it took.
     """

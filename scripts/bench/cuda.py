@@ -105,7 +105,7 @@ def measure_torch(model_path, dtype, device, is_compiled, scale):
 
 
 def rows_of_ours(line):
-    """Returns the rows of a `gpt2 bench` report."""
+    """Returns the rows in a `gpt2 bench` report."""
     report = json.loads(line)
     rows = {name: report[name] for name in DECODES if report.get(name)}
     return rows | {f"prefill {count}": speed for count, speed in report["prefill"].items()}
@@ -117,8 +117,8 @@ class Stopped(Exception):
 
 def lines_of(command, limit):
     """Yields a process's output lines; raises `Stopped` if it fails or exceeds `limit` seconds."""
-    # A separate process group, so that its child processes end with it. The same session, so that gpu_run.py can
-    # end it too.
+    # The process has its own group, so that its child processes end with it, but stays in this session, so that
+    # gpu_run.py can end it too.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=os.setpgrp)
     errors, is_late = [], threading.Event()
 
@@ -143,7 +143,7 @@ def lines_of(command, limit):
 
 
 def measured(engine, dtype, args, limit):
-    """Yields the rows of an engine with their speeds."""
+    """Yields an engine's rows with their speeds."""
     if engine == "ours":
         command = [*shlex.split(args.ours), "--model", args.model, "--dtype", dtype]
     else:
@@ -166,7 +166,7 @@ def limit_percent(card, shape, dtype, row, tokens_per_s):
 
 
 def print_table(samples, card, shape):
-    """Prints `samples`, which maps dtype to row to engine to speeds."""
+    """Prints `samples`, a nested dict keyed by dtype, row and engine."""
     for dtype, rows in samples.items():
         print(f"{dtype:<14} {'ours':>10} {'eager':>10} {'compiled':>10} {'/ eager':>9} {'/ compiled':>11}")
         for row, engines in rows.items():

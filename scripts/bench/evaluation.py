@@ -37,7 +37,7 @@ BENCHMARKS = {
 
 
 def measure_harness(model, protocol, path, limit, batch, threads):
-    """Returns the seconds of the harness's model calls."""
+    """Returns the seconds that the harness's model calls take."""
     import torch
 
     from reference import harness
@@ -62,7 +62,7 @@ def measure_harness(model, protocol, path, limit, batch, threads):
 
 @contextlib.contextmanager
 def with_tokenizer(model, tokenizer):
-    """Yields a folder of links to the checkpoint with another tokenizer."""
+    """Yields a folder with links to the checkpoint's files, and with another tokenizer."""
     if not tokenizer:
         yield model.resolve()
         return

@@ -7,9 +7,9 @@ installed in its Python. The Python that runs this script needs our package. Bot
 TransformerLens is a bridge in compatibility mode without gradients. In each round each engine is a separate
 process that cycles through the cases and reports the median of 30 runs:
 
-  cache      run_with_cache of every hook point
+  cache      run_with_cache for every hook point
   no logits  the same with return_type=None (ours only: TransformerLens computes the logits anyway)
-  one site   run_with_cache of blocks.5.hook_resid_post with stop_at_layer=6
+  one site   run_with_cache for blocks.5.hook_resid_post with stop_at_layer=6
   forward    model(tokens)
   hook       the same with a hook at blocks.5.attn.hook_z that reads and edits nothing
 
@@ -49,7 +49,7 @@ def open_model(engine, folder, threads):
 
 
 def measure(engine, folder, threads):
-    """Returns the milliseconds of each case, and the overhead of the hook."""
+    """Returns the milliseconds for each case, and the hook's overhead."""
     model, tokens = open_model(engine, folder, threads)
 
     def read(value, hook):

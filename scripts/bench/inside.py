@@ -1,4 +1,4 @@
-"""Speed of interpretability compared with TransformerLens: grids of GPT-2 124M, f32, same threads.
+"""Speed of interpretability compared with TransformerLens: grids for GPT-2 124M, f32, same threads.
 
 usage: python -m bench inside [--rounds N] [--threads N] [--isa avx2] [--only TEXT] [--program FILE --model FOLDER]
 

@@ -1,8 +1,8 @@
-"""Writes the table of `cpu` into docs/dev/speed.md, and its summary into the book's page docs/src/reference/speed.md.
+"""Writes the table from `cpu` into docs/dev/speed.md, and its summary into the book's page docs/src/reference/speed.md.
 
 usage: python -m bench page [--rounds N] [--peers DIR]
 
-First builds the program and lets peers.sh fill the folder of the peers. A round takes about three minutes,
+First builds the program and lets peers.sh fill the peers' folder. A round takes about three minutes,
 and on processors with AVX-512 twice as long, because every engine runs again restricted to AVX2. Nothing else
 should run meanwhile.
 """
@@ -64,7 +64,7 @@ def parts(page):
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        sys.exit(f"{page}: the two marks of the speed tables are missing")
+        sys.exit(f"{page}: the two marks around the speed table are missing")
     return before + begin, end + after
 
 

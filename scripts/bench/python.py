@@ -40,7 +40,7 @@ def measure(folder):
 
     rows = {}
     for tokens in PREFILL_TOKENS:
-        # The first call counts, as it does for the program.
+        # The first call is included, as it is for the program.
         rows[f"prefill {tokens}"] = tokens / seconds(common.prompt(tokens), 1)
     for row, (tokens, new_tokens) in DECODE.items():
         rows[row] = decode(common.prompt(tokens), new_tokens, 1)

@@ -61,7 +61,7 @@ def main():
     arguments = parser.parse_args()
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]
     seconds = {"program": []} | {f"{actors} x {threads}": [] for actors, threads in shapes}
-    # Like `candle_gpt2.ray`, gives workers the same priority as the program.
+    # As in `candle_gpt2.ray`, workers have the same priority as the program.
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def main():
                 output = folder / "job.jsonl"
                 seconds[f"{actors} x {threads}"].append(job_seconds(arguments, prompts, output, actors, threads))
                 if texts(output) != texts(expected):
-                    sys.exit(f"error: {actors} actors of {threads} threads and the program write other texts")
+                    sys.exit(f"error: {actors} actors with {threads} threads each and the program write different texts")
     ray.shutdown()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, median in medians.items():

@@ -1,4 +1,4 @@
-"""Load tests of `gpt2 serve` and llama.cpp's `llama-server`: closed-loop clients, engines interleaved.
+"""Load tests for `gpt2 serve` and llama.cpp's `llama-server`: closed-loop clients, engines interleaved.
 
 usage: python -m bench serving --program target/release/gpt2 --model DIR [--dtype f16] [--isa avx2]
          [--llama-server PROGRAM --gguf FILE] [--clients 1,2,4,8,16,32] [--prompts 32,512] [--rounds N] [--json]
@@ -37,7 +37,7 @@ HEALTH_SECONDS, MEMORY_GROWTH = 0.010, 0.05
 def measure(server, clients, tokens, requests, **extra):
     """Measures one cell: `clients` clients send `requests` requests each, one after another.
 
-    `extra` has further fields of a request. A response that is not streamed has no TTFT and no gaps.
+    `extra` contains further fields for the requests. A response that is not streamed has no TTFT and no gaps.
     """
 
     def loop(_):
@@ -171,7 +171,7 @@ def gap(arguments, engines):
                   "alone_ms": milliseconds(alone), "loaded_ms": milliseconds(loaded), "last_chunk_ms": round(last_chunk * 1e3, 2),
                   "worst_over_chunk_and_step": round(max(loaded) / (last_chunk + step), 2)}
         print(json.dumps(report), flush=True)
-        # Allows 50% for noise of the machine.
+        # Allows 50% for noise from the machine.
         failed |= name == "ours" and max(loaded) > 1.5 * (last_chunk + step)
     return failed
 

@@ -75,7 +75,7 @@ def library(tokenizer, data, out):
 
 
 def run(command, environment):
-    """Returns the seconds, the peak resident memory in MiB, and the output."""
+    """Returns the seconds that a command takes, its peak resident memory in MiB, and its output."""
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     peak = 0
@@ -92,7 +92,7 @@ def run(command, environment):
 
 
 def read_llm_c(path):
-    """Returns the tokens of a shard, checked and read as in dataloader.h."""
+    """Checks a shard and returns its tokens, as dataloader.h does."""
     header = np.fromfile(path, dtype=np.int32, count=HEADER_BYTES // 4)
     assert (header[0], header[1]) == HEADER_OF_GPT2, f"{path}: magic or version"
     assert not header[3:].any(), f"{path}: the rest of the header"

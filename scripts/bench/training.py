@@ -52,7 +52,7 @@ def torch_step(case, threads, dropout, device, compute_dtype):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        # Both sides read the loss after each step, which synchronizes with the GPU.
+        # Both engines read the loss after each step, which synchronizes with the GPU.
         return loss.item()
 
     for _ in range(WARM_UP_STEPS):

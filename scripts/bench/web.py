@@ -113,7 +113,7 @@ class Chromium:
         deadline = time.monotonic() + TIMEOUT_S
         while (value := self.script(script)) is None:
             if time.monotonic() > deadline:
-                sys.exit(f"waited in vain for: {script}")
+                sys.exit(f"timed out waiting for: {script}")
             time.sleep(0.1)
         return value
 
@@ -219,7 +219,7 @@ def check_texts(samples):
     texts = {engine: {sample["text"] for sample in rows} for (dtype, engine), rows in samples.items() if dtype == "f32"}
     if len(set.union(set(), *texts.values())) > 1:
         shown = {engine: [text[:60] for text in found] for engine, found in texts.items()}
-        print(f"the texts of f32 differ: {json.dumps(shown)}", file=sys.stderr)
+        print(f"the f32 texts differ: {json.dumps(shown)}", file=sys.stderr)
 
 
 def ratios(medians, dtype, row):

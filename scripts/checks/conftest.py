@@ -1,4 +1,4 @@
-"""Options and fixtures of the checks against other programs; a check without its peer is skipped."""
+"""Options and fixtures for the checks against other programs; a check without its peer is skipped."""
 
 import collections
 import contextlib
@@ -91,5 +91,5 @@ def built_in(program, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def checkpoint(option, request):
-    """Folder in --model, or the built-in model."""
+    """Folder from --model, or the built-in model."""
     return option("model") or request.getfixturevalue("built_in")

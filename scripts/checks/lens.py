@@ -11,7 +11,7 @@ from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights 
 
 
 def seeded(folder, tokenizer, seed=5, **sizes):
-    """Writes a checkpoint with random weights and the tokenizer of another folder."""
+    """Writes a checkpoint with random weights and the tokenizer from another folder."""
     from reference import common
 
     words = transformers.AutoTokenizer.from_pretrained(tokenizer)

@@ -14,7 +14,7 @@ openai = pytest.importorskip("openai")
 PROMPT = "First, the good news: é, 日本 and 😀 are here.\n"
 PLAIN = "The king and"
 NEW_TOKENS = 12
-# More prompts than langchain sends in one request, but few enough to fill the queue quickly.
+# Queue length: larger than one langchain request, but small enough to fill quickly.
 QUEUE = 64
 
 
@@ -23,7 +23,7 @@ def text_of(chunks):
 
 
 def check_logprobs(choice, alternatives, echo):
-    """Checks `logprobs`: four parallel lists; each token's value is bit-identical among its alternatives."""
+    """Checks `logprobs`: four parallel lists; each token has exactly the same value among its alternatives."""
     logprobs = choice.logprobs
     length = len(logprobs.tokens)
     assert length == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == len(logprobs.text_offset), logprobs
@@ -169,8 +169,8 @@ def test_echo_with_logprobs(api):
     prompt_logprobs = check_logprobs(scored.choices[0], 5, echo=True)
     assert prompt_logprobs.token_logprobs == logprobs.token_logprobs[:prompt_tokens], "prompt scores depend on the completion"
     assert prompt_logprobs.top_logprobs == logprobs.top_logprobs[:prompt_tokens]
-    # Generated tokens score the same as a prompt. Only ids round-trip, because a token may be part of a
-    # character.
+    # Generated tokens get the same scores when they are part of a prompt. Only ids round-trip, because a token may
+    # be part of a character.
     ids = api.greedy(PROMPT, extra_body={"return_token_ids": True}).choices[0].model_extra.get("token_ids")
     if ids:
         prompt_ids = api.greedy(PROMPT, extra_body={"return_token_ids": True}).choices[0].model_extra["prompt_token_ids"]

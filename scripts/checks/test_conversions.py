@@ -86,7 +86,7 @@ def greedy(program, path):
 
 
 def logits(program, path, rows_file):
-    """Returns the logits of the rows, in the order of labels, tokens and choices."""
+    """Returns the logits for the rows, in the order of labels, tokens and choices."""
     config = config_of(path)
     names = [config["id2label"][str(number)] for number in range(len(config["id2label"]))] if "id2label" in config else []
     is_double = config["architectures"] == ["GPT2DoubleHeadsModel"]

@@ -78,7 +78,7 @@ def run_damaged(command, folder):
 def test_damage_is_rejected_alike_on_every_platform(program, request, tmp_path):
     whole = tmp_path / "whole"
     program("convert", "built-in", whole)
-    # Resolves paths from here, because the programs run in another folder.
+    # Resolves paths against the current folder, because the programs run in another one.
     others = [
         [str(path.absolute()) if (path := pathlib.Path(part)).is_file() else part for part in shlex.split(command)]
         for command in request.config.getoption("other") or []

@@ -1,4 +1,4 @@
-"""Dictionaries: SAELens encodes and decodes like this package, with dictionaries from either one.
+"""Dictionaries: SAELens encodes and decodes like this package, with dictionaries that either one wrote.
 
 Needs requirements-circuits.txt and this repository's Python package (scripts/build_wheel.sh). `gpt2 train`
 trains each kind for a few steps on the built-in model. Each SAELens class is filled with random numbers and

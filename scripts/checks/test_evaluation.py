@@ -15,7 +15,7 @@ pytest.importorskip("lm_eval")
 from reference import evaluation, harness, oracle  # noqa: E402
 
 FIGURE_TOLERANCE = 1e-5
-# Divergences near 0 are differences of float32 values with rounding errors of about 1e-7.
+# Divergences near 0 are differences between float32 values with rounding errors of about 1e-7.
 SMALL_FIGURE_TOLERANCE = 1e-6
 
 

@@ -203,7 +203,7 @@ def test_training_a_steering_vector_gives_the_same_losses(models):
 
 
 def random_sae(architecture, cfg, folder):
-    """Returns a random dictionary saved by SAELens, as its object and as ours."""
+    """Saves a random dictionary with SAELens, and returns it as SAELens' object and as ours."""
     kind, config = get_sae_class(architecture)
     is_transcoder = architecture.endswith("transcoder")
     metadata = SAEMetadata(hook_name="blocks.1.hook_resid_mid" if is_transcoder else "blocks.1.hook_resid_pre", prepend_bos=True)

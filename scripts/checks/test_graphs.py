@@ -71,7 +71,7 @@ def write_transcoders(folder, layers, width, kind):
 
 
 def load_transcoders(folder, layers, kind):
-    """Loads the transcoders in circuit-tracer."""
+    """Loads the transcoders with circuit-tracer."""
     model_kind, input_hook, *_ = KINDS[kind]
     common = dict(feature_input_hook=input_hook, feature_output_hook=OUTPUT, scan="check", device=torch.device("cpu"), dtype=torch.float32)
     if model_kind == "cross_layer_transcoder":
@@ -93,7 +93,7 @@ def assert_same(program, folder, transcoders, tracer_transcoders):
     """Compares `gpt2 look graph` with circuit-tracer on the same transcoders."""
     layers = json.loads((folder / "config.json").read_text())["n_layer"]
     model = lens.hooked(folder, TransformerLensReplacementModel)
-    # `from_pretrained` calls this after loading.
+    # circuit-tracer's `from_pretrained` calls this after loading.
     model._configure_replacement_model(tracer_transcoders)
     ids = model.to_tokens(TEXT, prepend_bos=True)[0]
     theirs = edges_of(tracer.attribute(ids, model, batch_size=64), layers)

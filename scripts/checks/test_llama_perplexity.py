@@ -1,6 +1,6 @@
 """`gpt2 eval` reports the figures of llama.cpp's llama-perplexity on the same weights and texts.
 
-scripts/bench/peers.sh builds the tool. Both programs read GGUF files of --model: one with the original
+scripts/bench/peers.sh builds the tool. Both programs read GGUF files converted from --model: one with the original
 weights and one with weights rounded to 4 bits but stored in f32, so that both compute in f32. The text is
 sampled from the model. Figures are compared to the digits that the tool prints.
 
@@ -24,24 +24,24 @@ RELATIVE = 1e-5
 # The tool's format for the base: log-probabilities down to `RANGE` below the largest, in steps of `STEP`.
 RANGE = 16
 STEP = RANGE / 65535
-# Errors of many positions cancel out in means. The worst measured was 9e-7, for a model compared with itself.
+# The errors at many positions average out in means. The worst measured error was 9e-7, for a model compared with itself.
 MEAN_ROUNDING = 5e-6
 # Relative error that the GELU table causes in the largest and smallest values over all positions.
 EXTREMES = 1e-2
-# Two tokens of the base closer than a step may swap: 1 of 10,000 positions for a model compared with itself.
+# Two of the base's tokens less than a step apart may swap: at 1 in 10,000 positions for a model compared with itself.
 TOP_ROUNDING = 1e-3
 SEED = 7
 HELLASWAG_ITEMS = 200
 
 
 class Theirs:
-    """llama.cpp's tool, with an f32 KV cache and without flash attention, as `--dtype f32` computes here."""
+    """llama.cpp's tool, with an f32 KV cache and without flash attention, as our `--dtype f32` computes."""
 
     def __init__(self, program, threads):
         self.command = [program, "-t", str(threads), "-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-warmup"]
 
     def run(self, find, model, *options):
-        """Returns the match of `find` in the output.
+        """Returns the match that `find` finds in the output.
 
         Retries, because on a busy machine the tool may exit before it writes its last lines.
         """
@@ -59,9 +59,9 @@ class Theirs:
         return tuple(map(float, self.run(final.search, model, "-f", data, "-c", context, *options).groups()))
 
     def divergence(self, model, logits, context):
-        """Returns the value and standard error of each figure by its name in the tool's output.
+        """Returns the value and standard error of each figure, keyed by its name in the tool's output.
 
-        The tool reports none for fewer than a hundred tokens.
+        The tool reports no figures for fewer than a hundred tokens.
         """
         line = re.compile(r"^ *(\S.*?) *: *(-?[\d.]+)%?(?: ± *([\d.]+))?(?: %)?$", re.MULTILINE)
 
@@ -79,7 +79,7 @@ class Theirs:
 
 
 class Ours:
-    """Our program, its two models, and a text sampled from the first one's full distribution."""
+    """Our program, its two models, and a text sampled from the first model's full distribution."""
 
     def __init__(self, program, option, checkpoint, folder):
         self.program, self.folder = program, folder
@@ -89,7 +89,7 @@ class Ours:
         tokens = option("tokens")
         text = program("generate", "", "--model", self.model, "--dtype", "f32", "--max-new-tokens", tokens, "--min-new-tokens", tokens,
                        "--slide", "--temperature", 1, "--top-k", 1_000_000, "--min-p", 0, "--seed", SEED)
-        # The format has six lines per item, so a line break inside an item would corrupt it.
+        # The text ends with exactly one line break, which the tool drops.
         self.text = folder / "sampled.txt"
         self.text.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
 
@@ -141,7 +141,7 @@ def test_perplexity(checks, ours, theirs, option):
 
 
 def clipping_errors(log):
-    """Returns upper bounds for the clipping error of the base's mean loss and of its standard error."""
+    """Returns upper bounds for the clipping error in the base's mean loss and in its standard error."""
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     below = [max(0.0, -RANGE - logprob) for line in lines for logprob in line["base_logprob"]]
     squares = sum(excess * excess for excess in below) / len(below)
@@ -197,6 +197,7 @@ def test_hellaswag(checks, ours, theirs):
     words = itertools.cycle(ours.text.read_text(encoding="utf-8").split())
     draw = random.Random(SEED)
 
+    # The format has six lines per item, so passages contain no line breaks.
     def passage(shortest, longest):
         return " ".join(next(words) for _ in range(draw.randint(shortest, longest)))
 

@@ -4,7 +4,7 @@ Starts a server for the checkpoint in --model, or uses the one at --base-url, wh
 Without --tasks, uses four tasks made from texts that the checkpoint generates with a fixed seed: multiple
 choice, rolling log-likelihoods of texts shorter and longer than the context, and greedy generation. The
 harness runs in eight configurations (sixteen with --all-ways): ids or text, batches of 1 and 8, one or four
-concurrent requests, tokenizer of the server or of transformers.
+concurrent requests, the server's tokenizer or transformers'.
 
 Every figure in the harness's table must be the same string, and each log-likelihood must agree to 1e-4. If
 `hf` misses this through float32 rounding of its sums, the figures must agree with softmax_dtype=float64.
@@ -76,8 +76,8 @@ class Writer:
     def continuations(self, text, tokens, count):
         """Returns `count` continuations of the text; a single one is greedy."""
         ids = torch.tensor([self.ids(text)])
-        # A low temperature keeps the texts probable: a perplexity in the thousands has more digits than f32
-        # holds.
+        # A low temperature yields probable texts with low perplexities: f32 cannot hold all digits of a perplexity in
+        # the thousands.
         sampling = {"do_sample": True, "top_k": 20, "temperature": 0.7, "num_return_sequences": count}
         options = sampling if count > 1 else {"do_sample": False}
         end = self.tokenizer.eos_token_id
@@ -86,7 +86,7 @@ class Writer:
         return self.tokenizer.batch_decode(output[:, ids.shape[1] :])
 
     def passages(self, count, tokens):
-        """Returns texts of about `tokens` tokens, never more when re-tokenized."""
+        """Returns texts of about `tokens` tokens, and never more when they are tokenized again."""
         passages = []
         for start in STARTS:
             for text in self.continuations(start, max(8, tokens - len(self.ids(start))), -(-count // len(STARTS)) + 1):
@@ -206,7 +206,7 @@ def root(request, option, checkpoint):
 
 
 class Expected:
-    """The tasks and the results of `hf`."""
+    """The tasks, and the results of the `hf` model on them."""
 
     def __init__(self, option, checkpoint, folder):
         self.checkpoint, self.folder = str(checkpoint), folder
@@ -216,7 +216,7 @@ class Expected:
 
     @functools.cache  # noqa: B019 - one per module
     def results(self, **options):
-        # The harness reserves a position for the route's generated token and one for the context of a window.
+        # The harness reserves a position for the token that the route generates, and one for a window's context.
         # `hf` gets a context two tokens shorter, so that both split long texts into the same windows.
         arguments = {"pretrained": self.checkpoint, "dtype": "float32", "max_length": self.context - 2} | options
         return evaluate("hf", arguments, self.paths, 1)

@@ -1,4 +1,4 @@
-"""A server under mixed load: responses equal those of single requests, memory and latency do not grow.
+"""A server under mixed load: responses equal those of single requests, and memory and latency do not grow.
 
 Starts a server with the built-in model. --clients threads send completions (streamed and not), chats,
 grammars, analyses, tokenization and embedding requests for --seconds.
@@ -16,20 +16,20 @@ from http.client import HTTPConnection, RemoteDisconnected
 
 from bench.clients import run_concurrently
 
-# Number of time slices. Only the best slice of each half counts, which hides other load but not growth.
+# Number of time slices. Only the best slice in each half counts, which hides other load but not growth.
 PARTS = 12
 # Limits for the growth from the first half to the second: peak memory, and median latency of each request
 # kind.
 MEMORY_GROWTH, LATENCY_GROWTH = 0.10, 1.5
-# Allocators keep some blocks for each thread.
+# Allowance for the blocks that allocators keep for each thread.
 MEMORY_SLACK = 16 << 20
-# Minimum requests of a kind in a slice for a meaningful median.
+# Minimum number of requests of a kind in a slice for a meaningful median.
 FEW = 5
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
 def requests():
-    """Returns seeded requests by kind: path and body."""
+    """Returns seeded requests, each a path and a body, keyed by kind."""
     kinds = {}
     for number in range(6):
         prompt = f"One day {number} Mia"

@@ -24,7 +24,7 @@ METHODS = {"all": [], "blocks": ["--train-blocks", "1"], "adapters": ["--lora-ra
 
 
 def held_out_text(path):
-    """Returns the last tenth of a text, starting at a line, as `gpt2 train` splits it."""
+    """Returns the last tenth of a text, from the start of a line, as `gpt2 train` splits it."""
     data = path.read_bytes()
     return data[data.index(b"\n", int(len(data) * (1 - HELD_OUT))) + 1:].decode()
 
@@ -40,7 +40,7 @@ def loss_of(model, ids, context):
 
 
 def labeled_rows(path):
-    """Yields the last tenth of the rows of each label, which `gpt2 train --task classify` holds out."""
+    """Yields the last tenth of the rows with each label, which `gpt2 train --task classify` holds out."""
     rows = [line.split("\t", 1) for line in path.read_text().splitlines() if line.strip()]
     left = collections.Counter(label for label, _ in rows)
     held_out = {label: round(count * HELD_OUT) for label, count in left.items()}
@@ -64,7 +64,7 @@ def loss_and_accuracy_of_labels(model, tokenizer, rows, context):
 
 @torch.no_grad()
 def loss_of_answers(model, tokenizer, path, context):
-    """Returns the mean loss over completion tokens of the last tenth of the rows, end tokens included."""
+    """Returns the mean loss over the completion tokens, including end tokens, in the last tenth of the rows."""
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     total, count = 0.0, 0
     for row in rows[len(rows) - round(len(rows) * HELD_OUT):]:

@@ -21,11 +21,11 @@ def main():
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("out", nargs="?", type=pathlib.Path, default=common.FIXTURES)
     parser.add_argument("--checkpoints", type=pathlib.Path,
-                        help="of layers and evaluation: folder with third-party checkpoints, tarotble and gpt2-124m-attention, whose outputs "
+                        help="for layers and evaluation: folder with third-party checkpoints, tarotble and gpt2-124m-attention, whose outputs "
                         "are written as well (numbers computed from them, never their weights)")
     parser.add_argument("--llama-cpp", type=pathlib.Path,
-                        help="of formats: llama.cpp's source folder, with convert_hf_to_gguf.py, conversion/ and gguf-py/")
-    parser.add_argument("--only", nargs="+", help="of inside: these checkpoints")
+                        help="for formats: llama.cpp's source folder, with convert_hf_to_gguf.py, conversion/ and gguf-py/")
+    parser.add_argument("--only", nargs="+", help="for inside: only these checkpoints")
     arguments = parser.parse_args()
     common.start(arguments.out)
     importlib.import_module(f"reference.{arguments.suite}").export(arguments)

@@ -1,6 +1,6 @@
-"""LoRA adapters of the tiny checkpoint, saved by PEFT, and the logits of the adapted models.
+"""LoRA adapters for the tiny checkpoint, saved by PEFT, and the logits of the adapted models.
 
-`adapters` has a folder for each. `adapters/expected.safetensors` contains `ids` (T) and for each adapter its
+`adapters` has a folder for each adapter. `adapters/expected.safetensors` contains `ids` (T) and for each adapter its
 logits (T, V). `plain+rslora` combines two adapters with weights. `pickled` is `plain` in the older file
 format.
 """

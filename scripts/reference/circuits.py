@@ -1,4 +1,4 @@
-"""Edge scores and circuit metrics, computed by their definitions, as references for our tests.
+"""Edge scores and circuit metrics, computed from their definitions, as references for our tests.
 
 `circuits` has one file for each checkpoint of `inside`, which is read from the committed fixtures:
 
@@ -58,7 +58,7 @@ class Graph:
             return total
 
         for layer, block in enumerate(transformer.h):
-            # (H, D, C) and (H, D) each.
+            # For each of queries, keys and values: (H, D, C) and (H, D).
             weights = block.attn.c_attn.weight.t().reshape(3, self.heads, self.width, -1)
             biases = block.attn.c_attn.bias.reshape(3, self.heads, self.width)
             parts = [
@@ -91,7 +91,7 @@ def metric_of(name, logits, pair, reference):
 
 
 def scores(graph, pair, metric, clean, corrupted, reference, shares):
-    """Returns the scores of one pair, (edges, T): difference times gradient, summed over the hidden size."""
+    """Returns the scores for one pair, (edges, T): difference times gradient, summed over the hidden size."""
     total = 0
     for share in shares:
         embeddings = corrupted[0] + share * (clean[0] - corrupted[0])

@@ -1,4 +1,4 @@
-"""Shared parts of the suites: output, seeded models, a tokenizer."""
+"""Code shared by the suites: output, seeded models, a tokenizer."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import tempfile
 
-# Must precede the imports that read them, to prevent downloads.
+# Set before the imports that read them, to prevent downloads.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
@@ -39,7 +39,7 @@ def built_in():
 
 
 def start(out):
-    """Sets the output folder of the suites, uses one thread and silences the libraries."""
+    """Sets the output folder for the suites, uses one thread and silences the libraries."""
     global written_to
     written_to = out.resolve()
     torch.set_num_threads(1)

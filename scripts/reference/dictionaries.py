@@ -4,7 +4,7 @@ Files in `dictionaries`:
 
   saelens-NAME/          cfg.json and sae_weights.safetensors, with the keys of various SAELens versions
   openai-topk.pt         the state that openai/sparse_autoencoder version 5 saves: normalized input, TopK
-  openai-relu.pt         the same of version 1, in PyTorch's older format
+  openai-relu.pt         the same from version 1, in PyTorch's older format
   tuned-lens/            params.pt and config.json, as tuned-lens saves them
   nested.pt, cycle.pt    nested Python dicts, and a dict that contains itself
   repeated.pt            one tensor under many names
@@ -24,13 +24,13 @@ from safetensors.torch import save_file
 from reference import common
 
 WIDTH, LATENTS, KEPT, LAYERS = 6, 10, 3, 2
-# Output size of transcoders.
+# Output size of the transcoders.
 OUTPUT = 7
 SHAPE = (2, 5, WIDTH)
 
-# The decisive configuration keys of each folder.
+# The configuration keys that matter in each folder.
 #
-# `plain` has those of the first files (gpt2-small-res-jb), `topk` those before SAELens 6.
+# `plain` has the keys of the first files (gpt2-small-res-jb), `topk` the keys that preceded SAELens 6.
 CONFIGS = {
     "plain": {"hook_point": "blocks.1.hook_resid_pre", "hook_point_layer": 1, "dtype": "torch.float32"},
     "topk": {

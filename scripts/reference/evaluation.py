@@ -1,6 +1,6 @@
-"""Samples of every benchmark's format, with the results of lm-evaluation-harness and our oracle.
+"""Samples in every benchmark's format, with the results of lm-evaluation-harness and our oracle.
 
-Writes to `evaluation`. The texts are invented, the formats are the published ones. expected.json contains the
+Writes to `evaluation`. The texts are invented, but the formats are the published ones. expected.json contains the
 figures and the model's output for each item, for the built-in model, the tiny checkpoint and, with
 --checkpoints, tarotble. For lm-evaluation-harness's protocols they come from its `hf` model, one sequence at
 a time, in float32 with float64 log-softmax; for the others from oracle.py. Takes a few minutes.
@@ -22,7 +22,7 @@ LONG = (
 )
 
 LAMBADA = [
-    # Last words of one, two, three and more tokens, under any tokenizer.
+    # Last words with one, two, three and more tokens under any tokenizer.
     "The king put down his cup and asked who had sent the letter. Nobody spoke. At last the fool stepped forward, bowed, and "
     "said it had been written by the king",
     "\u201cYou never told me that the bridge was gone,\u201d said Marta. \u201cI told you twice,\u201d he said, \u201cand both "
@@ -268,7 +268,7 @@ def six_lines(prepared):
 
 def samples():
     """Yields file names and their contents."""
-    # Skips single words, and the item longer than a small context.
+    # Skips single words, and the item that exceeds a small context.
     split = [text.rpartition(" ") for text in LAMBADA if " " in text and LONG not in text]
     obqa = [{"id": f"own-{number}", "question_stem": stem, "choices": {"text": texts, "label": list("ABCD")}, "answerKey": answer}
             for number, (stem, texts, answer) in enumerate(OPENBOOKQA)]
@@ -336,7 +336,7 @@ OF_ORACLE = [
     ("kl", "text.txt", 48),
     ("kl", "wiki.raw", 33),
 ]
-# Protocols that do not define how to treat items longer than the context; each item of their data fits.
+# Protocols that do not define how to treat items longer than the context; all items in their data fit.
 ONLY_LARGE = [
     ("lambada:last-token", "lambada_parts.jsonl", None),
     ("lambada:megatron-strict", "lambada_parts.jsonl", None),
@@ -348,7 +348,7 @@ ONLY_LARGE = [
 
 
 def cases(context):
-    """Yields the protocols, their data and their window lengths for a model with this context."""
+    """Returns the protocols, their data and their window lengths for a model with this context."""
     numbers = {"context": context, "half": context // 2}
     others = OF_ORACLE + (ONLY_LARGE if context >= 256 else [])
     return [(*case, None) for case in OF_HARNESS] + [(case[0].format(**numbers), *case[1:]) for case in others]
@@ -359,11 +359,11 @@ OTHER_CONFIG = {"layer_norm_epsilon": 0.01}
 
 
 def rounded(value, digits=6):
-    """Rounds to digits that do not depend on the machine."""
+    """Rounds values, so that their digits do not depend on the machine."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, dict):
-        # Figures may be small, so their digits count from the first nonzero one.
+        # Figures may be small, so they are rounded to significant digits.
         return {name: float(f"{part:.8g}") if isinstance(part, float) and name != "logprob" else rounded(part) for name, part in value.items()}
     return [rounded(part) for part in value] if isinstance(value, list) else value
 

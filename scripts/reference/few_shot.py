@@ -1,4 +1,4 @@
-"""Results of lm-evaluation-harness for few-shot prompts and for YAML tasks, in `evaluation`.
+"""Results from lm-evaluation-harness for few-shot prompts and for YAML tasks, in `evaluation`.
 
 Writes the task files with their data to tasks/. few_shot.json contains the figures and the outputs of the
 built-in model and the tiny checkpoint for each item, one sequence at a time, in float32 with float64

@@ -109,7 +109,7 @@ def export_tensorflow(model, tokenizer_folder):
 
 
 def export_nano_gpt():
-    """Writes nanoGPT's ckpt.pt: exact GELU, no biases, 300 tokens padded to 320, names of torch.compile."""
+    """Writes nanoGPT's ckpt.pt: exact GELU, no biases, 300 tokens padded to 320, names from torch.compile."""
     model = random_gpt2(31, **{**SIZES, "vocab_size": 320}, activation_function="gelu")
     state = {}
     for key, value in model.state_dict().items():
@@ -201,7 +201,7 @@ def export_gguf(llama_cpp_source, tokenizer_folder):
         return target
 
     def dequantized(model, file):
-        """Returns a copy of the model with the weights of a GGUF file."""
+        """Returns a copy of the model with the weights from a GGUF file."""
         names = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f"}
         block = {"attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2",
                  "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}

@@ -76,7 +76,7 @@ FIRST_TOKEN_CASES = [
 
 
 def own_penalties(options, generated, logits):
-    """Applies the penalties of OpenAI's API to generated tokens."""
+    """Applies the penalties from OpenAI's API to generated tokens."""
     counts = torch.bincount(torch.tensor(generated, dtype=torch.int64), minlength=logits.shape[-1])
     presence, frequency = (options.get(name, 0.0) for name in OWN_OPTIONS)
     return logits - presence * (counts > 0) - frequency * counts

@@ -1,8 +1,8 @@
 """Logits and gradients of GPT-2s with less common heads and with cross-attention.
 
 Writes `gradients` (small models with distinct sizes, and the gradient of every parameter) and
-`cross-attention` (a checkpoint folder, encoder hidden states, and the scores and completions of transformers
-with them).
+`cross-attention` (a checkpoint folder, encoder hidden states, and transformers' scores and completions
+with these states).
 """
 
 import shutil
@@ -86,7 +86,7 @@ def export_heads():
         if kind is transformers.GPT2DoubleHeadsModel:
             places = [min(2 * place, length - 1) for place, length in enumerate(lengths)]
             tensors["places"] = torch.tensor(places)
-            # Passed as (choices, tokens): with a batch axis, only `cls_index` selects a token; the others
+            # Passed as (choices, tokens): with a batch axis, only `cls_index` selects a token; the other summary types
             # select a choice.
             outputs = [model(row[None], mc_token_ids=torch.tensor([place])) for row, place in zip(rows, places)]
             loss = loss_of(tensors, "logits", torch.cat([output.logits[0] for output in outputs]))

@@ -1,4 +1,4 @@
-"""Attribution graphs of small GPT-2s, as references for our tests. Files in `graphs`, for each case:
+"""Attribution graphs for small GPT-2s, as references for our tests. Files in `graphs`, for each case:
 
   transcoders/         transcoders of the checkpoint `inside/NAME`, in a common format
   expected.safetensors edges, values, influence; the nodes and edges (target, source) that pruning keeps
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from reference import common
 
 NODE_SHARE, EDGE_SHARE = 0.8, 0.98
-# Checkpoint of `inside`; kind of transcoders; input hook; activation; whether position 0 has no latents.
+# Checkpoint in `inside`; kind of transcoders; input hook; activation; whether position 0 has no latents.
 CASES = {
     "set-relu": ("plain", "set", "hook_resid_mid", "relu", False),
     "cross-layer": ("inverse_layer", "clt", "hook_resid_mid", "jump_relu", True),
@@ -36,7 +36,7 @@ def randoms(generator, *shape, scale=1.0):
 
 
 class Layers:
-    """Random transcoders of all layers."""
+    """Random transcoders for all layers."""
 
     def __init__(self, seed, kind, activation, layers, width):
         generator = torch.Generator().manual_seed(seed)
@@ -47,7 +47,7 @@ class Layers:
         targets = [layers - layer if "clt" in kind else 1 for layer in range(layers)]
         self.w_dec = [randoms(generator, LATENTS, targets[layer], width, scale=0.5) for layer in range(layers)]
         self.b_dec = [randoms(generator, width, scale=0.3) for _ in range(layers)]
-        # Always as x W_skip^T.
+        # The skip connection is always x W_skip^T.
         self.w_skip = [randoms(generator, width, width, scale=0.2) for _ in range(layers)] if "skip" in kind else None
 
     def encode(self, layer, x):
@@ -99,7 +99,7 @@ class Layers:
 
 
 def frozen_norm(norm, x):
-    """Returns the normalized input before and after weight and bias; the scale is detached."""
+    """Returns the normalized input without and with the weight and bias; the scale is detached."""
     centred = x - x.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt().detach()
     return centred / scale, centred / scale * norm.weight + norm.bias

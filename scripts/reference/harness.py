@@ -12,7 +12,7 @@ import os
 import pathlib
 import tempfile
 
-# Must precede the imports that read them.
+# Set before the imports that read them.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
 CACHE = tempfile.TemporaryDirectory()
 os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] = CACHE.name
@@ -49,12 +49,12 @@ PREPARED = {
 }
 # Some samples exceed the context on purpose, and the tasks warn about every truncation.
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
-# Bootstrap resampling takes longer than the models here, and nothing compares its result.
+# Bootstrap resampling takes longer than these small models, and nothing compares its result.
 lm_eval.api.metrics.bootstrap_stderr = lambda *_, **__: float("nan")
 
 
 def model(folder, batch_size=1, **options):
-    """Returns the `hf` model of a checkpoint folder; its tokenizer file may have a name prefix."""
+    """Returns the `hf` model for a checkpoint folder, whose tokenizer file may have a name prefix."""
     folder = pathlib.Path(folder)
     [path] = list(folder.glob("*tokenizer.json"))
     special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
@@ -108,7 +108,7 @@ def hub_question(row):
 
 @contextlib.contextmanager
 def hub_has(rows_by_name):
-    """Replaces the harness's loader for Hub datasets, by subset name; all splits are the same."""
+    """Replaces the harness's loader for Hub datasets with rows keyed by subset name; all splits are the same."""
 
     def load(path, name=None, **_):
         rows = datasets.Dataset.from_list(rows_by_name.get(name, rows_by_name.get(None)))

@@ -1,4 +1,4 @@
-"""Seeded GPT-2s with a classification head, saved by transformers, and its results, in `heads`.
+"""Seeded GPT-2s with a classification head, saved by transformers, and transformers' results, in `heads`.
 
 Each model has its own folder. `heads/expected.json` contains the logits of each text alone and of padded
 batches, and the output of transformers' pipelines.
@@ -94,7 +94,7 @@ def export_token(tokenizer, seed, labels):
 def export_double(seed):
     model = seeded(transformers.GPT2DoubleHeadsModel(transformers.GPT2Config(**SIZES)), seed)
     save_checkpoint("double", model)
-    # Padded at the end, invisible to causal attention; the summary token is the last one of each choice.
+    # Padding at the end is invisible to causal attention; the summary token is the last token of each choice.
     longest = max(map(len, CHOICES))
     ids = torch.tensor([[choice + [0] * (longest - len(choice)) for choice in CHOICES]])
 

@@ -22,13 +22,13 @@ WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "W_in", "b_in
 
 
 def boot(name, **steps):
-    """Returns a bridge over a checkpoint of `inside`, in compatibility mode with these steps, or raw."""
+    """Returns a bridge over a checkpoint in `inside`, in compatibility mode with these steps."""
     folder = common.FIXTURES / "inside" / name
     model = transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").double().eval().requires_grad_(False)
     bridge = TransformerBridge.boot_transformers(
         str(folder), hf_model=model, tokenizer=inside.own_tokenizer(model.config.vocab_size), device="cpu", dtype=torch.float64
     )
-    # Folding in 4.3.0 first converts every weight to f32, even f64 ones; prevented here.
+    # Folding in 4.3.0 first converts every weight to f32, even f64 weights; the patch prevents this.
     with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
         bridge.enable_compatibility_mode(**steps)
     bridge.cfg.default_prepend_bos = False
@@ -85,7 +85,7 @@ def export_switches(bridge, ids, tensors):
 
 
 def export_batches(bridge, ids, tensors):
-    """Records ragged rows: left padding with mask, right padding with and without; partial runs; losses."""
+    """Records ragged rows with a mask for left padding and none for right padding, partial runs and losses."""
     lengths = (7, 4, 2)
     left, mask = torch.zeros_like(ids), torch.zeros_like(ids)
     right = ids.clone()
@@ -106,7 +106,7 @@ def export_batches(bridge, ids, tensors):
 
 
 def export_stacks(bridge, ids, tensors):
-    """Records stack methods on a batch, with the options that `inside` lacks."""
+    """Records stack methods on a batch, with options that `inside` does not cover."""
     _, cache = bridge.run_with_cache(ids)
     direction = bridge.W_U[:, 3] - bridge.W_U[:, 5]
     tensors["full.mlp_input"] = cache.get_full_resid_decomposition(1, mlp_input=True, expand_neurons=False, apply_ln=True, pos_slice=-1)
@@ -129,7 +129,7 @@ def export_stacks(bridge, ids, tensors):
 
 
 def export_patches(bridge, ids, tensors):
-    """Records the small patches that `inside` lacks."""
+    """Records small patching results that `inside` does not cover."""
     clean, corrupted = ids[:1, :4], ids[1:2, :4]
     _, cache = bridge.run_with_cache(clean)
 
@@ -140,7 +140,7 @@ def export_patches(bridge, ids, tensors):
         tensors[f"patch.{part}"] = getattr(patching, f"get_act_patch_{part}")(bridge, corrupted, cache, metric)
 
 
-# Hook point, edit, and the shapes of its parameters as names of configuration sizes.
+# Hook point, edit, and the shape of the edit's parameter as names of configuration sizes.
 GRADIENTS = {
     "vector": ("blocks.1.hook_resid_pre", lambda value, a: value + a, ["d_model"]),
     "heads": ("blocks.1.attn.hook_z", lambda value, a: value * a[:, None], ["n_heads"]),

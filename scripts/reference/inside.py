@@ -1,4 +1,4 @@
-"""Activations and analyses of small GPT-2s by TransformerLens, as references for our tests.
+"""Activations and analyses of small GPT-2s from TransformerLens, as references for our tests.
 
 Files in `inside`, for each checkpoint:
 
@@ -64,7 +64,7 @@ ACTIVATIONS = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn
 NORMS = ("hook_scale", "hook_normalized")
 ATTENTION = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern", "hook_z", "hook_result")
 DETECTED = ("previous_token_head", "duplicate_token_head", "induction_head")
-# The order of the first axis of every `detect_head.*` tensor.
+# Exclusions, in the order of the first axis of every `detect_head.*` tensor.
 EXCLUSIONS = {
     "none": {},
     "exclude_bos": dict(exclude_bos=True),
@@ -151,7 +151,7 @@ class Case:
         # The bridge always divides by sqrt(D), so queries are scaled up for checkpoints that do not divide.
         self.query_factor = 1.0 if config.scale_attn_weights else math.sqrt(self.width)
         self.raw, self.compat = self.boot(), self.boot()
-        # Folding in 4.3.0 first converts every weight to f32, even f64 ones; prevented here.
+        # Folding in 4.3.0 first converts every weight to f32, even f64 weights; the patch prevents this.
         with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
             self.compat.enable_compatibility_mode()
         for bridge in (self.raw, self.compat):
@@ -176,7 +176,7 @@ class Case:
         self.ablation_reference = draw(4, tokens)
         half = draw(2, repeat)
         self.repeated, self.repeat = torch.cat([half, half], dim=1), repeat
-        # For detect_head: id 0 first, few distinct ids, and shorter than n_positions, which it requires.
+        # For detect_head: id 0 first, few distinct ids, and shorter than n_positions, as detect_head requires.
         half = torch.randint(1, 6, (1, min(repeat, (config.n_positions - 2) // 2)), generator=generator)
         self.detected = torch.cat([torch.zeros(1, 1, dtype=torch.int64), half, half], dim=1)
 
@@ -208,10 +208,10 @@ class Case:
         yield from (f"ln_final.{name}" for name in NORMS)
 
     def hooks(self, bridge):
-        """Returns every hook of a run on the clean prompt and the logits, in this checkpoint's scale."""
+        """Returns the hook values and the logits from a run on the clean prompt, in this checkpoint's scale."""
         logits, cache = bridge.run_with_cache(self.clean)
         values = {name: cache[name].clone() for name in self.names()}
-        # The input of the unembedding: after ln_f's weight and bias in the raw run.
+        # The input to the unembedding: after ln_f's weight and bias in the raw run.
         values |= {"unembed.hook_in": cache["unembed.hook_in"].clone(), "logits": logits}
         for layer in range(self.layers):
             scores = values[f"blocks.{layer}.attn.hook_attn_scores"]
@@ -233,14 +233,14 @@ def random_twin(model):
 
 
 def value_constants(case, layer):
-    """Returns the constant that the value and ln_1 biases add to every z of a head; pattern rows sum to 1."""
+    """Returns the constant that the value and ln_1 biases add to every z of a head, because pattern rows sum to 1."""
     weights, block, channels = case.model.state_dict(), f"transformer.h.{layer}.", case.config.n_embd
     from_norm = weights[block + "ln_1.bias"] @ weights[block + "attn.c_attn.weight"][:, 2 * channels :]
     return (weights[block + "attn.c_attn.bias"][2 * channels :] + from_norm).reshape(case.heads, case.width)
 
 
 def raw_to_compat(case, raw):
-    """Computes the values of compatibility mode from a raw run and the raw weights alone."""
+    """Computes the values in compatibility mode from a raw run and the raw weights alone."""
     weights = case.model.state_dict()
 
     def centred(value):
@@ -328,7 +328,7 @@ def export_lens(case, cache, tensors, values):
     values["lens.ranks"] = {"answer": ranks[..., 0].tolist(), "wrong": ranks[..., 1].tolist()}
     own = (logits > logits[..., [case.answer]]).sum(-1)[:, 0]
     assert torch.equal(ranks[..., 0], own)
-    # The readout computes its entropy from f32 logits, so record that of the f64 logits and compare.
+    # The readout computes its entropy from f32 logits, so record the entropy of the f64 logits and compare the two.
     log_probs = logits.log_softmax(-1)
     tensors["lens.entropy"] = -(log_probs.exp() * log_probs).sum(-1)
     check("entropy", difference(tensors["lens.entropy"], lens.readout.entropy.double()), 1e-5)
@@ -419,13 +419,13 @@ def export_heads(case, tensors, values):
     _, cache = case.compat.run_with_cache(case.repeated)
     patterns = torch.stack([cache[f"blocks.{layer}.attn.hook_pattern"] for layer in range(case.layers)])
     for name, offset in (("previous", -1), ("duplicate", -case.repeat), ("induction", 1 - case.repeat)):
-        # Layer, batch, head, diagonal: the mean over the batch and over the diagonal.
+        # The axes are layer, batch, head and diagonal; take the mean over the diagonal and the batch.
         tensors[f"head_scores.{name}"] = patterns.diagonal(offset, -2, -1).mean(-1).mean(1)
     values["head_scores"] = {"ids": case.repeated.tolist(), "length": case.repeat}
 
 
 def gradients(case, ids, names):
-    """Returns the gradient of the logit difference at each hook, taken at an added zero."""
+    """Returns the gradient of the logit difference at each hook, with respect to an added zero."""
     added = {}
 
     def add_zero(value, hook, name):
@@ -439,7 +439,7 @@ def gradients(case, ids, names):
 
 
 def export_attribution_patching(case, clean_cache, corrupted_cache, tensors, values):
-    """Records the linear estimate of denoising, from one gradient at the corrupted run."""
+    """Records attribution patching's linear estimate of denoising, from one gradient of the corrupted run."""
     span = values["logit_difference"]["clean"] - values["logit_difference"]["corrupted"]
     residuals = [f"blocks.{layer}.hook_resid_pre" for layer in range(case.layers)]
     contexts = [f"blocks.{layer}.attn.hook_z" for layer in range(case.layers)]

@@ -1,4 +1,4 @@
-"""Layers of PyTorch and the book, small GPT-2s with intermediates, tiny and third-party checkpoints."""
+"""Layers from PyTorch and the book, small GPT-2s with intermediate values, tiny and third-party checkpoints."""
 
 import math
 
@@ -12,7 +12,7 @@ from reference.common import TEXT, checkpoint_tensors, pattern, random_gpt2, sav
 
 
 def fill_pattern(module, scale):
-    """Fills parameters from `pattern` in name order, each with its own offset; norms stay near 1 and 0."""
+    """Fills parameters from `pattern` in name order, each with its own offset; norm weights stay near 1 and norm biases near 0."""
     for offset, (name, parameter) in enumerate(sorted(module.named_parameters())):
         values = pattern(*parameter.shape, scale=scale, offset=offset * 1000)
         if "norm" in name and name.endswith("weight"):
@@ -72,7 +72,7 @@ def export_operations():
 
 
 def export_multi_head_attention():
-    """Records nn.MultiheadAttention: self and cross, every mask, with each head's weights."""
+    """Records nn.MultiheadAttention: self-attention and cross-attention, every mask, each head's weights."""
     torch.manual_seed(11)
     batch, query_len, key_len, d_model, heads = 2, 5, 7, 24, 3
     layer = nn.MultiheadAttention(d_model, heads, batch_first=True)
@@ -108,7 +108,7 @@ def export_multi_head_attention():
 
 
 def export_transformer():
-    """Records PyTorch's own encoder and decoder layers, and the base model's sizes with `pattern` weights."""
+    """Records PyTorch's own encoder and decoder layers, and layers of the base model's sizes with `pattern` weights."""
     for activation in ("relu", "gelu"):
         torch.manual_seed(21)
         sizes = dict(d_model=24, nhead=3, dim_feedforward=40, dropout=0.0, activation=activation, batch_first=True)
@@ -211,7 +211,7 @@ def greedy(model, ids, new_tokens, text=None, tokenizer=None):
 
 
 def score(model, ids, context, stride, text=None):
-    """Returns all tokens' log-probabilities, in the windows of transformers' documentation on perplexity."""
+    """Returns all tokens' log-probabilities, with the windows from transformers' documentation on perplexity."""
     logprobs, previous_end = [None] * len(ids), 0
     for begin in range(0, len(ids), stride):
         end = min(begin + context, len(ids))

@@ -50,7 +50,7 @@ class Model:
         return self.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
 
     def score(self, ids, first):
-        """Returns log-probabilities of the tokens from `first` on, and whether each is the top one."""
+        """Returns log-probabilities of the tokens from `first` on, and whether each is the most probable token."""
         rows = self.rows(ids[:-1])[first - 1 :]
         targets = torch.tensor(ids[first:])
         return rows.gather(1, targets[:, None])[:, 0].tolist(), (rows.argmax(-1) == targets).tolist()
@@ -105,7 +105,7 @@ def hf_windows(model, text, stride):
 
 
 def detokenized(text):
-    """Undoes WikiText's tokenization like Megatron's evaluation, whose order and gaps matter."""
+    """Undoes WikiText's tokenization like Megatron's evaluation, with the same order and omissions."""
     text = text.replace("s '", "s'")
     for mark in "-,.":
         text = text.replace(f" @{mark}@ ", mark)
@@ -204,7 +204,7 @@ def stop_words(model, texts):
 
 
 def prepared(record):
-    """Returns query, endings and gold as lm-evaluation-harness builds them from HellaSwag's fields."""
+    """Returns the query, the endings and the gold index as lm-evaluation-harness builds them from HellaSwag's fields."""
     if "query" in record:
         return record["query"], record["choices"], int(record.get("gold", record.get("label")))
 
@@ -253,7 +253,7 @@ def llama_cpp_hellaswag(model, path, limit):
         wholes = [model.encode(f"{query} {ending}") for ending in endings]
         common = next(place for place, ids in enumerate(zip(*wholes, strict=False)) if len(set(ids)) > 1)
         items.append(judged([choice(model.score(ids, common)) for ids in wholes], gold))
-    # The tool prints no figure other than this mean.
+    # llama.cpp prints only this mean.
     metrics, items = shares(items)
     return {"acc_norm": metrics["acc_norm"]}, items
 
@@ -341,7 +341,7 @@ def divergence(base, other, text, context):
 
 
 def evaluate(protocol, model, path, context=None, limit=None, base=None):
-    """Returns the figures of a protocol, and the model's output for each item."""
+    """Returns the figures for a protocol, and the model's output for each item."""
     name, number = re.fullmatch(r"(.*?)(?:-(\d+))?", protocol).groups()
     number = int(number) if number else None
     texts = functools.partial(lambada_texts, path, limit)

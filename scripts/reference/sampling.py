@@ -1,4 +1,4 @@
-"""Samples tokens from the tiny checkpoint in plain Python, as our sampler documents it.
+"""Samples tokens from the tiny checkpoint in plain Python, following our sampler's documentation.
 
 Writes sampled_expected.json. An independent implementation: ChaCha8 from its specification, seeded like
 rand_core's `seed_from_u64` (PCG32 steps), 53-bit uniform numbers, temperature, top-k, and inverse transform

@@ -23,7 +23,7 @@ CASES = {
         scale_attn_by_inverse_layer_idx=True, layer_norm_epsilon=1e-3,
     ),
 }
-# Optimizer case: warm-up, cosine decay to a tenth, effective clipping, weight decay of matrices only.
+# Optimizer case: warm-up, cosine decay to a tenth, clipping that takes effect, weight decay for matrices only.
 STEPS, WARMUP_STEPS, LEARNING_RATE, FINAL_SHARE, WEIGHT_DECAY, CLIP = 10, 3, 1e-2, 0.1, 0.1, 1.0
 # Fine-tuning: task; trained weights (all, the last N blocks, or adapters of these layers); label weights;
 # sizes.
@@ -71,7 +71,7 @@ def export_gradients():
 
 
 def ten_steps(model, loss_of_step, by_muon=()):
-    """Returns the losses, norms before clipping and learning rates of ten steps.
+    """Returns the losses, gradient norms before clipping and learning rates of ten steps.
 
     Muon updates `by_muon`, AdamW the other parameters that require gradients.
     """
@@ -177,7 +177,7 @@ def export_tasks():
             tensors["class_weights"] = given
 
         def loss_of_step(step):
-            """Returns the mean over all predictions of a step; steps cycle through the rows."""
+            """Returns the mean over all predictions in a step; steps cycle through the rows."""
             taken = [rows[(step * BATCH_SIZE * ACCUMULATE + index) % ROWS] for index in range(BATCH_SIZE * ACCUMULATE)]
             losses, weight = (of_labels if is_classifier else of_answers)(model, taken, given)
             return losses / weight

@@ -66,7 +66,7 @@ def train(folder, name, **options):
         input=str(data), model_prefix=str(Path(folder, name)), num_threads=1, minloglevel=2, hard_vocab_limit=False, **options,
     )
     model = sentencepiece_model_pb2.ModelProto.FromString(Path(folder, f"{name}.model").read_bytes())
-    # Clears paths of this machine.
+    # Clears paths that exist only on this machine.
     for spec, field in [(model.trainer_spec, "input"), (model.trainer_spec, "model_prefix"),
                         (model.normalizer_spec, "normalization_rule_tsv")]:
         spec.ClearField(field)

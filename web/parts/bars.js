@@ -5,7 +5,7 @@ import { element, roving } from "./dom.js";
 
 /** @typedef {import("../types").View} View */
 
-// Larger views show a table of the selected row only.
+// In larger views, the table shows only the selected row.
 const WHOLE_TABLE = 4096;
 
 /**
@@ -33,7 +33,7 @@ export function tokenLine(place, texts, valued, onPoint, onChoose) {
         button.ariaCurrent = n === current ? "true" : null;
         small[n].textContent = isNaN(values[n]) ? "–" : full(values[n], view.scale);
       });
-      // Tokens attend to earlier ones, so scrolls the current token near the end of the visible part.
+      // Tokens attend to earlier ones, so this scrolls the current token near the end of the visible part.
       const above = buttons[current].offsetTop - place.offsetTop;
       if (above < place.scrollTop || above > place.scrollTop + place.clientHeight - 30) place.scrollTop = above - 0.7 * place.clientHeight;
     },
@@ -74,7 +74,7 @@ export function bars(place, view, onChoose, onAct = onChoose) {
 }
 
 /**
- * Shows the values of a view as a table; of a large view, only one row.
+ * Shows the values of a view as a table; for a large view, shows only one row.
  * @param {HTMLElement} place
  * @param {View} view
  * @param {number} row

@@ -162,7 +162,7 @@ export async function released(part) {
 }
 
 /**
- * Calls `work` one at a time and for at most a tenth of the time; urgent calls are never dropped.
+ * Runs calls of `work` one at a time, for at most a tenth of the time; urgent calls are never dropped.
  * @param {() => Promise<void>} work
  */
 export function paced(work) {

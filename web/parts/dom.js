@@ -81,11 +81,11 @@ export function redrawing(draw) {
  * @param {URLSearchParams | string} selection
  */
 export function keepInAddress(selection) {
-  // In a notebook's frame, the page has no address of its own, and this throws.
+  // In a notebook's frame, the page has no address of its own, and this call throws.
   try { history.replaceState(0, "", `#${selection}`); } catch { /* only the selection is lost */ }
 }
 
-/** Makes a notebook's frame as high as its page. Frames of another origin are inaccessible. */
+/** Makes a notebook's frame as high as its page. Frames from another origin are inaccessible. */
 function fitFrame() {
   try {
     const frame = /** @type {HTMLElement | null} */ (window.frameElement);

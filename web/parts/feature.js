@@ -1,5 +1,5 @@
 // @ts-check
-// Draws a feature of a dictionary into feature.html: the tokens that it makes more or less probable, the
+// Draws a dictionary's feature into feature.html: the tokens that it makes more or less probable, the
 // histogram of its activations, and the texts that activate it.
 import { bars } from "./bars.js";
 import { color, fill, largest, percentOf, short } from "./colors.js";

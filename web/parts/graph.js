@@ -9,7 +9,7 @@ import { drawn } from "./svg.js";
 /** @typedef {import("../types").GraphLine} Line */
 
 const [STEP, RADIUS, SIDE, FOOT] = [16, 6, 84, 76];
-// Number of labeled features, and of a node's edges to list and draw.
+// Number of features to label, and number of a node's edges to list and draw.
 const LABELED = 5, EDGES = 24;
 const LEGEND = [["feature", "feature"], ["error", "what the features miss"], ["embedding", "token"], ["position", "position"], ["logit", "predicted token"]];
 const place = (/** @type {string} */ name) => find(`graph-${name}`);
@@ -121,7 +121,7 @@ function stateOf(points, chosen, pinned) {
 }
 
 /**
- * Returns the next node in a direction: within the row, or the nearest node of the next nonempty row.
+ * Returns the next node in a direction: within the row, or the nearest node in the next nonempty row.
  * @type {(points: Graph["points"], places: number[][], from: number, way: [number, number]) => number}
  */
 function nearest(points, places, from, [down, right]) {

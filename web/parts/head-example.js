@@ -1,5 +1,5 @@
 // @ts-check
-// The example of the articles: six words with three numbers each, and projections to two, without a mask.
+// The example from the articles: six words with three numbers each, projected to two numbers, without a mask.
 
 const TOKENS = ["Your", "journey", "starts", "with", "one", "step"];
 const INPUTS = [[0.43, 0.15, 0.89], [0.55, 0.87, 0.66], [0.57, 0.85, 0.64], [0.22, 0.58, 0.33], [0.77, 0.25, 0.1], [0.05, 0.8, 0.55]];

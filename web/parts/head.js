@@ -9,7 +9,7 @@ import { example, sum } from "./head-example.js";
 
 /** @typedef {import("../types").HeadLook} HeadLook */
 
-// Number of masked tokens shown after a row.
+// Number of masked tokens to show at the end of a row.
 const MASKED = 3;
 
 /** @type {(value: number) => string} */
@@ -20,7 +20,7 @@ const bracketed = value => value < 0 ? `(${fixed(value)})` : fixed(value);
 // ---- Numbers, tables and steps
 
 /**
- * Lists the numbers of a vector, each on its color.
+ * Lists the numbers in a vector, each on its color.
  * @type {(name: string, values: number[], top: number) => any}
  */
 function vector(name, values, top) {
@@ -138,7 +138,7 @@ function contextStep(look, names) {
 // ---- The selected pair
 
 /**
- * The context of the steps: the prompt, its number of tokens, and numeric labels of layers and heads.
+ * The context for the steps: the prompt, its number of tokens, and numeric labels for layers and heads.
  * @typedef {{ prompt: any, count: number, layers: string[], heads: string[] }} Subject
  * @typedef {Subject & { layer: number, head: number, query: number, key: number }} Place
  */

@@ -8,8 +8,8 @@ import { decode } from "./heatmap.js";
  * @typedef {{ kind: string, share: number, row: number, column: number }} HeadRole
  */
 
-// Roles from the most to the least interesting, the minimum fraction of attention for the role, and its
-// description.
+// Roles from the most to the least interesting, each with the minimum fraction of attention that it requires
+// and its description.
 /** @type {[string, number, (share: string) => string][]} */
 const ROLES = [
   ["induction", 0.2, share => `Where a token occurred before, ${share} of this head's attention goes to the token that followed it then`],
@@ -18,7 +18,7 @@ const ROLES = [
   ["self", 0.35, share => `${share} of this head's attention stays on the token itself`],
   ["first", 0.35, share => `${share} of this head's attention rests on the first token, where heads look when they have nothing to do`],
 ];
-// Minimum ratio to a head that divides its attention evenly.
+// Minimum ratio to the fraction of a head that divides its attention evenly.
 const MORE = 3;
 
 /**
@@ -29,7 +29,7 @@ const MORE = 3;
 function keysOf(ids) {
   const earlier = (/** @type {number} */ row) => [...Array(row).keys()].filter(at => ids[at] === ids[row]);
   return {
-    // The preceding token belongs to another role.
+    // Attention to the preceding token belongs to another role.
     induction: row => earlier(row).map(at => at + 1).filter(at => at < row - 1),
     duplicate: row => earlier(row).filter(at => at < row - 1),
     previous: row => row > 1 ? [row - 1] : [],

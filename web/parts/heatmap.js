@@ -38,7 +38,7 @@ export function decode(pattern, head, size) {
 }
 
 /**
- * Fills a canvas with a pixel per cell; beyond `limit` per side, one for the strongest of several.
+ * Fills a canvas with a pixel per cell; beyond `limit` per side, with one for the strongest of several cells.
  * @param {HTMLCanvasElement} canvas
  * @param {any} view
  * @param {number} limit
@@ -81,7 +81,7 @@ function canvasOf(width, height, properties) {
 }
 
 /**
- * Cuts a text to a width; the index at its end stays.
+ * Cuts a text to a width, but keeps the index at its end.
  * @param {CanvasRenderingContext2D} pen
  * @param {string} text
  * @param {number} width

@@ -1,6 +1,6 @@
 // @ts-check
-// Learning history of a model: the measurements of `story-probes history` for every stored checkpoint, with a
-// slider over them.
+// Learning history of a model: the measurements from `story-probes history` for every stored checkpoint, with
+// a slider over the checkpoints.
 import { bars } from "./bars.js";
 import { percentOf, short } from "./colors.js";
 import { element, find } from "./dom.js";
@@ -17,7 +17,7 @@ const named = (/** @type {Checkpoint} */ one) => `lesson ${one.training}, step $
 /**
  * Plots the loss and the best heads over all checkpoints.
  *
- * Returns a function that moves the line of the current one.
+ * Returns a function that moves the line for the current checkpoint.
  *
  * @param {HTMLElement} place
  * @param {Checkpoint[]} history

@@ -56,10 +56,10 @@ class Panels {
   panel(places = this.places) { return places.reduce((panel, place, n) => panel * this.sizes[n] + place, 0); }
   exists(/** @type {number} */ panel) { return !this.report.pattern || this.report.pattern.heads[panel] !== null; }
   name(places = this.places) { return this.leading.map((axis, n) => `${axis.name} ${axis.labels[places[n]]}`).join(", "); }
-  /** Describes the role of the head at these indices of the leading axes. */
+  /** Describes the role of the head at these indices on the leading axes. */
   role(places = this.places) { return this.roles ? roleInWords(this.roles[this.panel(places)], this.report.tokens.map(token => token.text)) : ""; }
 
-  /** Returns the last two axes at these indices of the leading ones. @returns {View} */
+  /** Returns the last two axes at these indices on the leading axes. @returns {View} */
   view(places = this.places) {
     const { report, rows, columns } = this, panel = this.panel(places), size = rows * columns;
     const own = report.pattern ? decode(report.pattern, panel, rows) : this.values.slice(panel * size, (panel + 1) * size);
@@ -83,7 +83,7 @@ class Panels {
   }
 }
 
-/** Describes a hook point of the residual stream in words. @type {(label: string) => string} */
+/** Describes a hook point in the residual stream in words. @type {(label: string) => string} */
 const stage = label => label === "0_pre" ? "embedding" : label === "final_post" ? "last layer" : label.replace(/^(\d+)_pre$/, (_, layer) => `after layer ${layer - 1}`);
 
 /**
@@ -93,7 +93,7 @@ const stage = label => label === "0_pre" ? "embedding" : label === "final_post" 
 const ordered = axis => axis.labels.map(label => axis.name === "layer" ? stage(label) : label.replace(/\s\d+$/, "\u200e$&"));
 
 /**
- * Returns axis and label, such as layer 3; omits the axis if the label names it.
+ * Returns the axis and the label, such as layer 3; omits the axis if the label names it.
  * @type {(axis: import("../types").Axis, label: string) => string}
  */
 const named = (axis, label) => axis.name === "layer" && /[a-z]{5}/.test(label) ? label : `${axis.name} ${label}`;
@@ -167,7 +167,7 @@ function smallHeads(panels, draw) {
 /** Describes the subject of a report in a line. @param {Report} report */
 function aboutOf({ model, bos, pattern, metric }) {
   const change = metric && `${metric.name}: ${full(metric.before, "")}${metric.after == null ? "" : ` → ${full(metric.after, "")}`}`;
-  // The default form has more digits than are displayed.
+  // The default form `u16` needs no note, because it has more digits than are displayed.
   return [model, bos && "with a BOS token", pattern && pattern.form !== "u16" && pattern.about, change].filter(Boolean).join(" · ");
 }
 

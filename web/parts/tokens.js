@@ -1,8 +1,9 @@
 // @ts-check
 // Tokens of a text: their positions, their surprise and their alternatives.
 //
-// The model counts characters (code points), but JavaScript strings count UTF-16 units. Tokens with part of a
-// character arrive as `bytes:\xe9\x80` and share the offset of that character; together they form one piece.
+// The model counts characters (code points), but JavaScript strings count UTF-16 units. Tokens that contain
+// part of a character arrive as `bytes:\xe9\x80` and share the offset of that character; together they form
+// one piece.
 import { bars } from "./bars.js";
 import { color, fill, percentOf } from "./colors.js";
 import { element } from "./dom.js";
@@ -13,7 +14,7 @@ import { scaleBar } from "./heatmap.js";
 const BYTES = /^bytes:((?:\\x[0-9a-f]{2})+)$/;
 /** The end-of-text token. */
 export const END = "<|endoftext|>";
-// Bits with the strongest color: a probability of one in 4,096.
+// Number of bits with the strongest color: a probability of one in 4,096.
 const TOP_BITS = 12;
 
 /**

@@ -31,7 +31,7 @@ use crate::commands::verify::VerifyArguments;
     help_expected = true,
     max_term_width = 80,
     after_help = "\
-Exit codes: 0 success, 1 the job failed (a damaged file, say), 2 usage error.
+Exit codes: 0 success, 1 the job failed (for example, on a damaged file), 2 usage error.
 
 Run `gpt2 COMMAND --help` for examples."
 )]
@@ -79,7 +79,7 @@ pub(crate) enum Command {
     Compress(Box<CompressArguments>),
     /// Restore a file that compress wrote
     Decompress(Box<DecompressArguments>),
-    /// Check that a checkpoint holds every tensor with its shape and finite values
+    /// Check that a checkpoint holds every tensor, with the right shape and finite values
     Verify(VerifyArguments),
     /// Measure how fast a model loads, reads prompts and generates on this machine
     #[command(mut_arg("threads", several_thread_counts))]

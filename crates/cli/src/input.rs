@@ -1,4 +1,4 @@
-//! Token input of a command: from an argument, a file or standard input, as text or as ids.
+//! Token input for a command: from an argument, a file or standard input, as text or as ids.
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, stdin};

@@ -24,7 +24,7 @@ pub(crate) fn end_texts() -> Result<()> {
         }
         IS_REQUESTED.store(true, Ordering::SeqCst);
     })
-    .context("cannot handle Ctrl-C")
+    .context("cannot install the Ctrl-C handler")
 }
 
 /// Installs a handler that ends the job; the job polls [`is_requested`].
@@ -46,7 +46,7 @@ fn end_job_after(status: &'static str) -> Result<()> {
         }
         output::print_status(status);
     })
-    .context("cannot handle Ctrl-C")
+    .context("cannot install the Ctrl-C handler")
 }
 
 /// Runs `work` so that Ctrl-C can end it; `work` polls [`is_requested`].

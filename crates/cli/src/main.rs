@@ -55,8 +55,8 @@ fn main() -> ExitCode {
         process::set_threads(threads);
     }
     #[expect(unsafe_code, reason = "recorded steps depend on the rest of the program")]
-    // SAFETY: this program uses GPUs through models and caches, which call `using`, or on the single thread
-    // that decodes.
+    // SAFETY: this program uses GPUs only through models and caches, which call `using`, or from the single
+    // decoding thread.
     unsafe {
         process::allow_recorded_steps();
     }

@@ -79,7 +79,7 @@ impl PositionalModel {
     }
 }
 
-/// Arguments of commands that examine a checkpoint.
+/// Arguments for commands that examine a checkpoint.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArguments {
     #[arg(long, value_name = "N", allow_negative_numbers = true, help = help_of("n_head"))]
@@ -88,7 +88,7 @@ pub(crate) struct CommonArguments {
     pub(crate) threads: ThreadArguments,
 }
 
-/// Adapters of a checkpoint.
+/// Adapters for a checkpoint.
 #[derive(Debug, Args)]
 pub(crate) struct AdapterArguments {
     #[arg(long, visible_alias = "lora", value_name = "DIR[=WEIGHT]", help = help_of("adapter"))]

@@ -113,7 +113,7 @@ const TRAINED: &str = "use `--init` with a checkpoint to train further, or `--co
 const CONVERTED: &str = "pass the checkpoint and the output as two arguments";
 
 const OPTIONS: &[Row] = &[
-    // Settings of requests, and built-in features of the server.
+    // Request settings, and built-in server features.
     row_of(&["serve"], OF_A_REQUEST, "each request sets this in its body; /openapi.json lists the fields"),
     row_of(
         &["serve"],
@@ -329,7 +329,7 @@ const OPTIONS: &[Row] = &[
 
 const OF_A_MODEL: &str = "use `gpt2 generate --model`, with the model and then the prompt in quotes";
 
-/// Commands of other programs.
+/// Commands from other programs, with advice.
 const COMMANDS: &[Row] = &[
     row(&["run"], OF_A_MODEL),
     row(&["chat"], "use `gpt2 generate --interactive`; GPT-2 continues text and was not trained to chat"),
@@ -355,7 +355,7 @@ pub(crate) fn advice(name: &str, command: &Command) -> Option<&'static str> {
     rows_of(name).find(|row| row.fits(command)).map(|row| row.advice)
 }
 
-/// Returns advice for an unknown argument: an option of another program, or a word.
+/// Returns advice for an unknown argument: an option from another program, or a word.
 pub(crate) fn advice_on_argument(name: &str, command: &Command) -> Vec<String> {
     let of_name = advice(name, command).map(str::to_owned);
     let is_text = command.get_positionals().any(|positional| positional.get_id() == "text");

@@ -98,7 +98,7 @@ pub(crate) fn print_note(note: &str) {
 
 /// Prints a styled error message; only terminals receive the escape codes.
 pub(crate) fn print_styled_error(text: &str) {
-    // The parser's message quotes arguments, and its own color codes begin with ESC.
+    // Drop unprintable characters in quoted arguments, but keep ESC, which begins the parser's color codes.
     let text: String =
         text.chars().filter(|c| !is_unprintable(*c) || matches!(c, '\n' | '\t' | '\u{1b}')).collect();
     // If standard error is closed, the failure cannot be reported anywhere.
@@ -131,7 +131,7 @@ pub(crate) fn mebibytes(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Checks that the crate `pictures` hides the same characters.
+    /// Checks that the `pictures` crate hides the same characters as this crate.
     ///
     /// It has no dependencies and therefore its own set of hidden characters.
     #[test]

@@ -434,7 +434,7 @@ mod tests {
         assert!(help.contains(long), "{help}");
     }
 
-    /// Checks that a call with a short option parses like the call with the long option.
+    /// Checks that short options parse like the corresponding long options.
     #[test]
     fn short_and_long_options_parse_alike() {
         let read = |words: &[&str]| {

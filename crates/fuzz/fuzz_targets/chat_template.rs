@@ -1,6 +1,6 @@
-//! Fuzzes chat templates in a worker process, which is this program itself.
+//! Fuzzes chat templates, which a worker process renders; the worker runs this same program.
 //!
-//! A crash of the parent process or a late response is a finding. The worker's limits must end any template.
+//! A crash of the parent process or a late response is a finding. The worker's limits must stop any template.
 #![no_main]
 
 use std::process::exit;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use candle_gpt2_confined::{Style, TEMPLATES, TemplateError, Templates, WorkerProgram, run_worker};
 use serde_json::json;
 
-/// Argument that makes this program a worker.
+/// Command-line argument that starts this program as a worker.
 const WORKER: &str = "worker";
-/// CPU time limits for parsing and rendering, with a margin for a busy machine.
+/// Time limit for a response: the worker's CPU time limits plus a margin for a busy machine.
 const LATE: Duration = Duration::from_secs(9);
 
 libfuzzer_sys::fuzz_target!(

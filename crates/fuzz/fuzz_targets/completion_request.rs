@@ -1,6 +1,6 @@
-//! Fuzzes request bodies of the server's routes with the small built-in model.
+//! Fuzzes request bodies for the server's endpoints, with the small built-in model.
 //!
-//! Covers parsing and everything before the computation.
+//! Covers parsing and every other step before the computation.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -42,7 +42,7 @@ libfuzzer_sys::fuzz_target!(|body: &[u8]| {
             Ok(Work::Texts(call)) => assert!(!call.requests.is_empty() && call.requests.len() <= 64),
             Ok(Work::Reply(reply)) => assert!(reply.json.starts_with('{') && reply.json.ends_with('}')),
             Ok(_) => {}
-            // Every error must be the body's fault and be reported as JSON.
+            // Every error must blame the request (400 or 404) and be reported as JSON.
             Err(error) => {
                 assert!(matches!(error.status(), 400 | 404) && error.to_json().starts_with("{\"error\""))
             }

@@ -13,9 +13,9 @@ use candle_gpt2_engine::{LoadedModel, ModelOptions, Progress, Reporter, Silent, 
 use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions};
 use libfuzzer_sys::fuzz_target;
 
-/// Bytes after the header of an empty file: a zero, the length and a checksum.
+/// Number of bytes after the header of an empty file: a zero, the length and a checksum.
 const END_BYTES: usize = 6;
-/// Maximum number of tokens to decode, because a group may claim a mebibyte.
+/// Maximum number of tokens to decode; a corrupt group may claim to contain a mebibyte.
 const MOST_TOKENS: usize = 300;
 
 static MODEL: LazyLock<LoadedModel> = LazyLock::new(|| {
@@ -37,7 +37,7 @@ static HEADER: LazyLock<Vec<u8>> = LazyLock::new(|| {
     file
 });
 
-/// Reporter that interrupts long work.
+/// Reporter that interrupts decoding after [`MOST_TOKENS`] tokens.
 #[derive(Default)]
 struct Impatient(AtomicUsize);
 
@@ -64,7 +64,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(compressed) = Compressed::open(&file[..]) {
         let mut restored = Vec::new();
         _ = compressed.decompress(&MODEL, &mut restored, &Impatient::default());
-        // The output is at most one group, plus the bytes that the file itself stores.
+        // The output must not exceed 64 KiB for each byte of the file.
         assert!(restored.len() <= file.len() * (64 << 10), "{}", restored.len());
     }
 });

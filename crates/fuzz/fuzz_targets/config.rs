@@ -1,4 +1,4 @@
-//! Fuzzes the text of a `config.json`, and everything derived from it without other files.
+//! Fuzzes the text of a `config.json`, and everything that is derived from that text alone.
 #![no_main]
 
 use candle_gpt2::{Gpt2Config, ParameterCounts, parameter_ledger};

@@ -1,6 +1,6 @@
-//! Fuzzes the data of `gpt2 eval` for every protocol, with the tokenizer of the built-in model.
+//! Fuzzes `gpt2 eval` data files for every protocol, with the built-in model's tokenizer.
 //!
-//! The first byte selects the file format. Prepared items must fit the model, and all other data is rejected.
+//! The first byte selects the file format. Data must either be rejected or yield items that fit the model.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! Fuzzes the text of a `generation_config.json` and the checks of its values.
+//! Fuzzes the text of a `generation_config.json` and the validation of its values.
 #![no_main]
 
 use candle_gpt2::Gpt2Config;

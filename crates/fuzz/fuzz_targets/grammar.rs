@@ -1,6 +1,7 @@
-//! Fuzzes untrusted grammars with the small model's tokens.
+//! Fuzzes untrusted grammars with the built-in model's tokens.
 //!
-//! Covers parsing and the tokens that may follow a prefix. The first byte selects the kind of grammar.
+//! Covers parsing a grammar and computing the tokens that may follow a prefix. The first byte selects the
+//! kind of grammar.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -35,7 +36,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let mut generated = Vec::new();
     for step in 0..16 {
         let mut allowed = vec![false; *vocab_size];
-        // Computing the allowed tokens may exceed a limit, which ends the text.
+        // Computing the allowed tokens may exceed a limit, which ends generation.
         if constraint.allow(&generated, &mut allowed).is_err() {
             break;
         }

@@ -1,7 +1,7 @@
-//! Fuzzes the responses of a hostile Hub: the list of files, and the headers and contents of each.
+//! Fuzzes the responses of a hostile Hub: the list of files, and each file's headers and contents.
 //!
-//! Nothing outside the repository's folder in the cache may change. The byte 0xFF separates responses. Each
-//! has a status, lines `name: value`, an empty line and a body.
+//! Nothing outside the repository's folder in the cache may change. The byte 0xFF separates responses. A
+//! response has a status, `name: value` lines, an empty line and a body.
 #![no_main]
 
 use std::fs;

@@ -1,6 +1,6 @@
-//! Fuzzes the pickle of a legacy PyTorch file, after its magic number and version.
+//! Fuzzes the pickle in a legacy PyTorch file, which follows the magic number and the version.
 //!
-//! The file's storages follow the pickle.
+//! The fuzzed bytes also include the storages, which follow the pickle.
 #![no_main]
 
 const BEFORE: &[u8] =

@@ -1,4 +1,4 @@
-//! Fuzzes a PyTorch file in the format of `torch.save`.
+//! Fuzzes a PyTorch file in the ZIP format that `torch.save` writes.
 //!
 //! The format is a zip archive with a pickle and one entry per storage.
 #![no_main]

@@ -1,4 +1,4 @@
-//! Fuzzes task files of `gpt2 eval`: YAML, its limits and its keys; no template runs.
+//! Fuzzes `gpt2 eval` task files: YAML syntax, size limits and keys, without running templates.
 #![no_main]
 
 use candle_gpt2_evaluation::EvaluationOptions;

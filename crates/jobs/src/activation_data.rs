@@ -113,7 +113,7 @@ impl ActivationFolder {
         if let Some(missing) = names.iter().flatten().find(|name| !is_there(name)) {
             let there: Vec<&str> = self.manifest.sites.iter().map(|site| &site.name[..]).collect();
             let what =
-                format!("the folder contains activations of {}, but not of {missing}", there.join(", "));
+                format!("the folder contains activations at {}, but not at {missing}", there.join(", "));
             return Err(TrainingError::Data { path: self.folder.clone(), what });
         }
         // The widths are the same for all blocks.
@@ -158,7 +158,7 @@ impl ActivationFolder {
             let (ids, starts, byte_ranges) = read().map_err(|error| damaged(error.to_string()))?;
             if ids.len() != written.tokens || ids.iter().any(|id| *id as usize >= config.vocab_size) {
                 return Err(damaged(format!(
-                    "expected {} tokens with ids in the vocabulary",
+                    "expected {} tokens, all with ids in the vocabulary",
                     written.tokens
                 )));
             }

@@ -46,7 +46,7 @@ pub(crate) struct ActivationManifest {
     pub(crate) shards: Vec<ActivationShard>,
 }
 
-/// File of prompts.
+/// Prompts file that the activations come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Prompts {
     pub(crate) file: PathBuf,
@@ -77,7 +77,7 @@ pub(crate) struct ActivationShard {
     pub(crate) sequences: usize,
     /// Size of the file.
     pub(crate) bytes: u64,
-    /// CRC-32 of the file; absent from folders of older versions.
+    /// CRC-32 of the file; absent from folders that older versions wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) crc32: Option<u32>,
 }
@@ -136,12 +136,12 @@ impl ActivationManifest {
         if content(self) != content(wanted) {
             numbers.insert(0, ("prompts_file", json!(self.prompts), json!(wanted.prompts)));
         }
-        let ids = |manifest: &Self| json!(format!("with the checksum {:08x}", manifest.prompts.ids_crc32));
+        let ids = |manifest: &Self| json!(format!("{:08x}", manifest.prompts.ids_crc32));
         if numbers.iter().all(|(_, there, here)| there == here)
             && self.prompts.ids_crc32 != wanted.prompts.ids_crc32
         {
-            // The same bytes, read with another tokenizer or as another format.
-            numbers.push(("token ids of the prompts", ids(self), ids(wanted)));
+            // The bytes are the same, but were read with another tokenizer or as another format.
+            numbers.push(("checksum of the prompts' token ids", ids(self), ids(wanted)));
         }
         numbers.retain(|(_, there, here)| there != here);
         if numbers.is_empty() {

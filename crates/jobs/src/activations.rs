@@ -1,4 +1,4 @@
-//! Job that stores activations at selected hook points for every token in a file of prompts.
+//! Job that stores activations at selected hook points for every token in a prompts file.
 //!
 //! A shard gets its final name when it is complete, and `activations.json` lists the complete shards. An
 //! interruption therefore loses only the shard being computed. Sequences are computed in batches without
@@ -28,10 +28,10 @@ const BATCH_TOKENS: usize = 2048;
 pub(crate) const TOKENS: &str = "tokens";
 /// Name of the tensor with the index of each sequence's first token.
 pub(crate) const STARTS: &str = "starts";
-/// Name of the tensor with each sequence's line in the file of prompts, counted from 1.
+/// Name of the tensor with each sequence's line in the prompts file, counted from 1.
 pub(crate) const LINES: &str = "lines";
 
-/// Job that turns a file of prompts into a folder of activation shards.
+/// Job that turns a prompts file into a folder of activation shards.
 ///
 /// A shard is a safetensors file. It has an f32 tensor `(tokens, width)` for each hook point, named as in
 /// TransformerLens, and the token ids in `tokens`. For each sequence, `starts` has the row of its first
@@ -64,9 +64,9 @@ pub(crate) const LINES: &str = "lines";
 /// ```
 #[derive(Debug, Clone)]
 pub struct ActivationsJob {
-    /// Path of the file of prompts.
+    /// Path of the prompts file.
     pub prompts: PathBuf,
-    /// Prompts.
+    /// Prompts read from the file.
     pub rows: RowFile,
     /// Name of the model.
     pub model: String,
@@ -88,8 +88,8 @@ pub struct ActivationsJob {
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ActivationsOptions {
-    /// Tokens in a shard; the current shard stays in memory and takes 4 bytes per token for each value of
-    /// all hook points
+    /// Tokens in a shard; the current shard stays in memory and takes 4 bytes per token for each value at
+    /// each hook point
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", default_value_t = ActivationsOptions::default().shard_size, allow_negative_numbers = true, requires = "prompts_file"))]
     pub shard_size: usize,
     /// Resume an interrupted run in --out; the other options must be the same
@@ -128,7 +128,7 @@ pub struct ActivationsReport {
     pub elapsed_s: f64,
 }
 
-/// A sequence of tokens and its line in the file of prompts.
+/// A sequence of tokens and its line in the prompts file.
 struct Sequence {
     line: usize,
     ids: Vec<u32>,
@@ -220,7 +220,7 @@ impl ActivationsJob {
         })
     }
 
-    /// Returns the manifest of an earlier run.
+    /// Returns the manifest from an earlier run.
     ///
     /// Rejects a folder with other contents, or with a manifest if `resume` is not set.
     fn existing_manifest(&self) -> Result<Option<ActivationManifest>, TrainingError> {

@@ -24,7 +24,7 @@ const PIECE_BYTES: usize = 1 << 16;
 const MAX_LINE_BYTES: usize = 64 << 20;
 /// Number of bytes read at a time in the search for a split point.
 const READ_BYTES: usize = 1 << 16;
-/// Number of bytes in the longest UTF-8 character, the context that a split rule may need.
+/// Number of bytes in the longest UTF-8 character; split rules may need this much context.
 const CHARACTER_BYTES: usize = 4;
 
 /// Training or held-out part of a [`Corpus`].
@@ -77,7 +77,7 @@ pub(crate) struct Piece {
     bytes: Vec<u8>,
     /// Byte offset in the file.
     start: u64,
-    /// Whether this is the last piece of a part of a file.
+    /// Whether this is the last piece of its part of the file.
     is_last: bool,
 }
 
@@ -410,7 +410,7 @@ fn character_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64>
     Ok(boundary.map_or(length, |boundary| wanted + boundary as u64))
 }
 
-/// Offset of the last line start before `wanted`, or `length` if it is too far back.
+/// Offset of the last line start before `wanted`, or `length` if that start is too far back.
 ///
 /// Too far back means farther from `wanted` than the end of the file is.
 fn near_line_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64> {
@@ -632,7 +632,7 @@ mod tests {
         }
     }
 
-    /// Checks that pieces stay short without line breaks or in one JSON line, and add up to the text.
+    /// Checks that pieces of a single line are short, even in JSON, and add up to the text.
     #[test]
     fn long_line_is_read_in_short_pieces() {
         let folder = tempfile::tempdir().unwrap();

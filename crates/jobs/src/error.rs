@@ -1,4 +1,4 @@
-//! Errors of jobs.
+//! Job errors.
 
 use std::borrow::Cow;
 use std::path::PathBuf;

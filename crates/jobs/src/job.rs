@@ -117,7 +117,7 @@ pub enum TrainEvent<'a> {
 pub struct TrainReport {
     /// Output folder.
     pub out: PathBuf,
-    /// Number of parameters of the model.
+    /// Number of model parameters.
     pub parameters: usize,
     /// Number of training tokens.
     pub training_tokens: usize,
@@ -314,7 +314,7 @@ impl TrainJob {
         if let Some(dictionary) = &hyperparameters.dictionary
             && dictionary.kind == DictionaryKind::CrossLayerTranscoder
         {
-            // The size of its decoders grows with the square of the number of layers.
+            // The total size of the decoders grows with the square of the number of layers.
             reporter.note(&format!(
                 "a cross-layer transcoder with {} parameters; training it needs about {} MiB",
                 grouped(dictionary.parameter_count(&prepared.config)?),
@@ -361,7 +361,7 @@ impl TrainJob {
 
     /// Checks that a non-empty folder is only used to resume.
     fn check_folder(&self) -> Result<(), TrainingError> {
-        // If a run failed before it saved a state, its log is started over.
+        // If a run failed before saving a state, its log starts over.
         let begun = is_log(&self.out.join(LOG)).then_some(LOG);
         let resume = Resume { resumes: self.options.resume, can_resume: has_state(&self.out) };
         JobFolder::check(&self.out, &results(&self.out), begun, resume)

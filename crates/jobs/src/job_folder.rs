@@ -13,13 +13,13 @@ use crate::TrainingError;
 /// Lock file, locked while a process writes the folder; a killed process leaves it behind unlocked.
 const LOCK: &str = ".lock";
 
-/// A folder that is locked against other processes until this is dropped.
+/// A folder that is locked against other processes until this value is dropped.
 ///
 /// Dropping it removes the folder again if it is new and empty.
 #[derive(Debug)]
 pub(crate) struct JobFolder {
     path: PathBuf,
-    /// Lock, held until this is dropped.
+    /// Lock, held until this value is dropped.
     lock: Option<File>,
     is_new: bool,
     /// Leftovers of killed processes, found when the folder was locked.

@@ -23,7 +23,7 @@ pub struct Entry {
     /// Mean loss over the step's tokens, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// Learning rate of the step.
+    /// Learning rate for the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
     /// Gradient norm before clipping.

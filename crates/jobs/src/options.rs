@@ -1,4 +1,4 @@
-//! Training options of all front ends: their names, defaults and constraints.
+//! Training options for all front ends: their names, defaults and constraints.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::{
     LoraConfig, OptimizerKind, Ramp, Schedule, Task, TrainingError,
 };
 
-/// Limits of the default number of warm-up steps, a twentieth of all steps.
+/// Limits on the default number of warm-up steps, a twentieth of all steps.
 const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
 
 /// Initial model of a training run; part of a [`TrainJob`](crate::TrainJob).
@@ -65,11 +65,11 @@ pub struct TrainOptions {
     /// Tokens in a window, or in the longest row [default: the model's context]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T", allow_negative_numbers = true))]
     pub context: Option<usize>,
-    /// Schedule of the window length: STEP:T pairs, such as 0:64,4000:128 for 64 tokens at first and 128
+    /// Schedule for the window length: STEP:T pairs, such as 0:64,4000:128 for 64 tokens at first and 128
     /// from step 4000 on
     #[cfg_attr(feature = "clap", arg(long, value_name = "RAMP", conflicts_with = "context"))]
     pub context_ramp: Option<Ramp>,
-    /// Schedule of the batch size: STEP:B pairs, such as 0:8,4000:16
+    /// Schedule for the batch size: STEP:B pairs, such as 0:8,4000:16
     #[cfg_attr(feature = "clap", arg(long, value_name = "RAMP", conflicts_with = "batch_size"))]
     pub batch_ramp: Option<Ramp>,
     /// Start windows shorter than the model's context at a random position, so that all positions are
@@ -91,8 +91,8 @@ pub struct TrainOptions {
     /// frozen
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub train_blocks: Option<usize>,
-    /// Loss weight of each label, for --task classify: balanced, or a list such as ham=1,spam=6.5 [default:
-    /// 1 for every label]
+    /// Loss weight for each label with --task classify: balanced, or a list such as ham=1,spam=6.5
+    /// [default: 1 for every label]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHTS"))]
     pub class_weights: Option<ClassWeights>,
     /// Hook point to explain with --task dictionary, such as blocks.3.hook_resid_post; for a transcoder,
@@ -115,7 +115,7 @@ pub struct TrainOptions {
     /// dictionaries use --sparsity instead [default: 32; 16 per layer of a cross-layer transcoder]
     #[cfg_attr(feature = "clap", arg(long, value_name = "K", allow_negative_numbers = true))]
     pub k: Option<usize>,
-    /// Weight of the sparsity loss of jump-relu and gated dictionaries [default: 1 and 0.1]
+    /// Weight of the sparsity loss for jump-relu and gated dictionaries [default: 1 and 0.1]
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", allow_negative_numbers = true))]
     pub sparsity: Option<f64>,
     /// Tokens without activity after which a latent counts as dead and gets an auxiliary loss [default: a
@@ -184,7 +184,7 @@ pub struct TrainOptions {
     /// Stop after this many evaluations without a lower held-out loss [default: never]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub patience: Option<u64>,
-    /// Seed of the initial weights, the order of the data, and dropout
+    /// Seed for the initial weights, the order of the data, and dropout
     #[cfg_attr(feature = "clap", arg(short, long, value_name = "SEED", default_value_t = TrainOptions::default().seed, allow_negative_numbers = true))]
     pub seed: u64,
     /// Type of the written weights: f32, f16 or bf16
@@ -412,12 +412,12 @@ impl TrainOptions {
         config: &Gpt2Config,
         hyperparameters: &mut Hyperparameters,
     ) -> Result<(), TrainingError> {
-        /// Learning rate of a dictionary with [`RATE_LATENTS`] latents.
+        /// Learning rate for a dictionary with [`RATE_LATENTS`] latents.
         ///
         /// It is inversely proportional to the square root of the number of latents.
         const RATE: f64 = 2e-4;
         const RATE_LATENTS: f64 = 16_384.0;
-        /// Number of latents per dimension of the output.
+        /// Default number of latents per output dimension.
         const USUAL_EXPANSION: usize = 8;
         const USUAL_K: usize = 32;
         /// Default `k` per layer of a cross-layer transcoder; the total is close to 200 for gpt2.

@@ -33,7 +33,7 @@ pub(crate) struct Record {
     line: usize,
 }
 
-/// Rows of several files, in order.
+/// Rows from several files, in order.
 #[derive(Debug)]
 pub(crate) struct Records {
     paths: Vec<PathBuf>,

@@ -31,7 +31,7 @@ pub(crate) struct RowFiles {
     held_out: f64,
 }
 
-/// Label and held-out flag of each row.
+/// Label and held-out flag for each row.
 #[derive(Debug)]
 pub(crate) struct Assignment {
     /// Labels by row; empty for answers.
@@ -40,7 +40,7 @@ pub(crate) struct Assignment {
 }
 
 impl RowFiles {
-    /// Reads the rows of a task and holds out a fraction `held_out` of them.
+    /// Reads the rows for a task and holds out a fraction `held_out` of them.
     ///
     /// The last rows of each label are held out or, for answers, the last rows of each file.
     ///
@@ -227,7 +227,7 @@ impl RowFiles {
 }
 
 impl Assignment {
-    /// Returns the loss weight of each label.
+    /// Returns the loss weight for each label.
     ///
     /// # Errors
     /// Fails if a weight is set for an unknown label.
@@ -267,7 +267,7 @@ fn counts_of(labels: &[u32]) -> BTreeMap<u32, usize> {
     counts
 }
 
-/// Encoder of records as rows of tokens.
+/// Encoder that turns records into rows of tokens.
 struct Encoder<'a> {
     text: TextEncoder<'a>,
     config: &'a Gpt2Config,

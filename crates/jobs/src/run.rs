@@ -35,7 +35,7 @@ const CHECKPOINT: [&str; 5] = [
     "adapter/adapter_config.json",
     "adapter/adapter_model.safetensors",
 ];
-/// Dictionary files, except for the files of each layer.
+/// Dictionary files, except for each layer's files.
 const DICTIONARY: [&str; 3] = [WEIGHTS_FILE, CONFIG_FILE, LAYERS_CONFIG_FILE];
 /// Files that any training run may write.
 const RECORDS: [&str; 5] = [state::FILE_NAME, LOG, "loss.svg", "confusion.svg", TOKENS];
@@ -151,7 +151,7 @@ pub struct Run {
     is_saved: bool,
     /// Whether the log was truncated or edited after saving the state that this run resumes from.
     is_log_changed: bool,
-    /// Time since the process began to train.
+    /// Instant at which this process started training.
     clock: Instant,
     /// Start of the current step.
     step_start_s: f64,

@@ -107,7 +107,7 @@ impl<'a> ShardWriter<'a> {
         Ok(())
     }
 
-    /// Makes everything written so far durable.
+    /// Flushes everything written so far to disk, and updates the manifest.
     pub(crate) fn save(&self) -> Result<(), TrainingError> {
         let Some(open) = &self.open else { return self.manifest.write(self.folder) };
         open.file.sync_data().map_err(|error| failed(&open.path, error))?;

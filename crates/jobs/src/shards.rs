@@ -19,7 +19,7 @@ use crate::{ShardFormat, Split, TokenWidth, Tokens, TrainingError};
 
 /// Number of tokens checked at a time.
 const BLOCK_TOKENS: usize = 1 << 20;
-/// Maximum number of mapped bytes that reads leave in memory before all of them are released.
+/// Number of bytes that reads may bring into memory before all mapped pages are released.
 const KEPT_BYTES: usize = 4 << 20;
 /// Minimum number of bytes that a read brings into memory.
 ///
@@ -45,7 +45,7 @@ struct Shard {
     place: Range<usize>,
 }
 
-/// Memory-mapped tokens of several shards, as one sequence.
+/// Memory-mapped tokens from several shards, as one sequence.
 ///
 /// Reads release the memory they used, so little of the files stays in memory regardless of their size. A
 /// [`TokenizeJob`](crate::TokenizeJob) writes shards, and a [`TokenFolder`] contains them.
@@ -269,7 +269,7 @@ fn map(path: &Path) -> Result<MappedFile, TrainingError> {
     Ok(MappedFile::open(path)?)
 }
 
-/// Checks that a file has the size and the header of `tokens` tokens.
+/// Checks that a file's size and header match `tokens` tokens.
 fn check_size(
     file: &MappedFile,
     (format, width): (ShardFormat, TokenWidth),

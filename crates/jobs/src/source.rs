@@ -23,7 +23,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Opens the files of the task.
+    /// Opens the files for the task.
     ///
     /// # Errors
     /// Fails if a file cannot be read or has unexpected contents.
@@ -144,7 +144,7 @@ impl Source {
     }
 }
 
-/// Returns the loss weight of each label, if requested.
+/// Returns the loss weight for each label, if requested.
 ///
 /// # Errors
 /// Fails if a weight is set for an unknown label.

@@ -1,4 +1,4 @@
-//! Training data of a language model: texts, or a folder of token files.
+//! Training data for a language model: texts, or a folder of token files.
 //!
 //! Texts are stored in temporary token files while training runs.
 
@@ -135,14 +135,14 @@ impl TextSource {
 /// Trains a tokenizer on documents for a new model; `name` is the configuration's name in messages.
 ///
 /// # Errors
-/// Fails if a document cannot be read, if there are too few words, or if the reporter interrupts it.
+/// Fails if a document cannot be read, if there are too few words, or if the reporter interrupts the job.
 pub(crate) fn trained_tokenizer(
     documents: impl Iterator<Item = Result<String, TrainingError>> + Send,
     (config, name): (&Gpt2Config, String),
     reporter: &dyn Reporter,
 ) -> Result<Tokenizer, TrainingError> {
     let mut failed = None;
-    // Counting the words of long texts takes a while.
+    // Counting the words in long texts takes a while, so check for interruptions.
     let documents = documents.take_while(|_| !reporter.is_interrupted());
     let documents = documents.map_while(|document| document.map_err(|error| failed = Some(error)).ok());
     let tokenizer = train_tokenizer(documents.map(Into::into), config.vocab_size);

@@ -43,7 +43,7 @@ pub(crate) struct Part {
     pub(crate) tokens: usize,
     pub(crate) documents: usize,
     pub(crate) characters: usize,
-    /// Shards; the last one may be incomplete, up to the length of the part.
+    /// Shards; the last one may still be incomplete.
     pub(crate) shards: Vec<WrittenShard>,
 }
 
@@ -95,7 +95,7 @@ impl Manifest {
         };
         let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
         if let Some(source) = manifest.sources.iter().find(|source| source.read > source.bytes) {
-            return Err(damaged(format!("`read` of {} exceeds its `bytes`", source.file.display())));
+            return Err(damaged(format!("`read` exceeds `bytes` for {}", source.file.display())));
         }
         // The names are joined to the folder's path and must not escape it.
         let mut shards = manifest.training.shards.iter().chain(&manifest.held_out.shards);

@@ -273,7 +273,7 @@ impl TokenizeJob {
         }
     }
 
-    /// Returns the manifest of an earlier run.
+    /// Returns the manifest from an earlier run.
     ///
     /// Rejects a folder with other contents, or with a manifest if `resume` is not set.
     fn existing_manifest(&self) -> Result<Option<Manifest>, TrainingError> {
@@ -293,7 +293,7 @@ impl TokenizeJob {
         if let Some(found) = shard_tokens.filter(|tokens| *tokens == 0 || *tokens as u64 > most) {
             let expected = match format {
                 ShardFormat::NanoGpt => "at least 1".to_owned(),
-                ShardFormat::LlmC => format!("1 to {most}, the limit of llm.c's header"),
+                ShardFormat::LlmC => format!("1 to {most}, the largest count that llm.c's header can store"),
             };
             let found = found.to_string();
             return Err(TrainingError::OptionOutOfRange { option: "shard_tokens", expected, found });

@@ -1,8 +1,8 @@
-//! Training and evaluation data of a run, for every task.
+//! Training and evaluation data for a run, whatever its task.
 
 use crate::{Data, HeldOut};
 
-/// Data of a run; a [`TrainJob`](crate::TrainJob) reads it from its files.
+/// Data for a run; a [`TrainJob`](crate::TrainJob) reads it from its files.
 pub struct TrainingData {
     /// Training examples.
     pub examples: Box<dyn Data>,

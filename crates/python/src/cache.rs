@@ -1,4 +1,4 @@
-//! KV cache of a prefix that later calls extend.
+//! KV cache for a prefix that later calls extend.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ impl Cache {
         self.contents.with(py, |contents| contents.ids.clone())
     }
 
-    /// Returns an independent copy.
+    /// Returns an independent copy of the cache.
     fn fork(&self, py: Python<'_>) -> Result<Self> {
         let contents = self.contents.with(py, |contents| {
             Ok::<_, candle_core::Error>(Contents {
@@ -160,18 +160,18 @@ impl Model {
     }
 }
 
-/// Computes the logits of `ids` after any cached tokens.
+/// Computes the logits for `ids`, which follow any cached tokens.
 fn forward(
     model: &Gpt2LMHeadModel,
     ids: &[u32],
     wanted: LogitsFor,
     contents: Option<&mut Contents>,
 ) -> Result<Vec<f32>> {
-    /// Number of tokens per piece; only one piece's logits are in memory twice.
+    /// Number of tokens whose logits are computed and copied at a time.
     const PIECE_TOKENS: usize = 128;
 
     if ids.is_empty() {
-        return Err(value_error("no tokens; pass at least one token id"));
+        return Err(value_error("ids: no tokens; pass a non-empty text or at least one token id"));
     }
     let (past, room) = contents.as_ref().map_or((0, model.config().n_positions), |contents| {
         (contents.ids.len(), contents.cache.free_tokens().into_iter().sum())
@@ -188,8 +188,8 @@ fn forward(
         if wanted == LogitsFor::LastToken || model.is_observed() {
             return Ok(Values::from_tensor(&model.forward_with(&input, wanted, cache, pass)?)?.numbers);
         }
-        // The logits of a long text are large, and the result needs its own memory, so the logits are
-        // computed in pieces.
+        // The logits for a long text are large, and the result is a copy. Computing them in pieces avoids
+        // keeping all of them in memory twice.
         let hidden = model.transformer().forward_with(&input, cache, pass)?;
         let mut numbers = Vec::with_capacity(ids.len().saturating_mul(model.config().vocab_size));
         for first in (0..ids.len()).step_by(PIECE_TOKENS) {

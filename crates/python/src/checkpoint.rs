@@ -154,8 +154,8 @@ impl Model {
 
     /// Returns the stored parameters of the model's checkpoint as a dict of float32 arrays.
     ///
-    /// The names are those of a Hugging Face checkpoint without `transformer.`. Matrices have the shape (out,
-    /// in). A tied head is `wte.weight` and has no entry of its own.
+    /// The names are those in a Hugging Face checkpoint, without `transformer.`. Matrices have the shape
+    /// (out, in). A tied head is `wte.weight` and has no entry of its own.
     fn parameters<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         start()?;
         let options = self.opened.options()?;
@@ -193,7 +193,7 @@ fn run_verify<'py>(
 ) -> Result<Bound<'py, PyAny>> {
     start()?;
     if !VerifyOptions::allows(tolerance) {
-        return Err(value_error(format!("tolerance: expected a number of at least 0, found {tolerance}")));
+        return Err(value_error(format!("tolerance: expected a non-negative number, found {tolerance}")));
     }
     let options = VerifyOptions { against, tolerance, ..VerifyOptions::default() };
     let verify = |listener: &dyn Reporter| model.verify(&options, listener).or_else(Verification::of_damage);

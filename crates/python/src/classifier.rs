@@ -44,7 +44,7 @@ enum Choices {
     PerText(Vec<Vec<String>>),
 }
 
-/// Builds the question for one text.
+/// Builds the [`Question`] for one text.
 fn question(
     text: Text,
     choices: Option<&[String]>,
@@ -66,7 +66,7 @@ fn question(
     })
 }
 
-/// Builds the questions, and returns whether the input was a list.
+/// Builds the [`Question`] for each text, and returns whether the input was a list.
 fn questions(
     py: Python<'_>,
     texts: &Bound<'_, PyAny>,
@@ -78,7 +78,7 @@ fn questions(
     let texts = collect_with_notes(py, texts, "text")?;
     let has_ids = texts.iter().all(|text| matches!(text, Text::Ids(_)));
     if choices.is_none() && is_list && has_ids && !vocabulary.config().head.has_labels() {
-        // A list of token ID sequences holds the choices of a single question.
+        // A list of token ID sequences contains the choices for a single question.
         let ids = texts.into_iter().map(|text| text.encoded(vocabulary)).collect::<Result<_>>()?;
         return Ok((false, vec![Question::of_choice_ids(vocabulary, ids, keep_last)?]));
     }
@@ -91,7 +91,7 @@ fn questions(
         Some(Choices::PerText(choices)) => {
             let (found, expected) = (choices.len(), texts.len());
             return Err(value_error(format!(
-                "choices: expected one list for each of {expected} texts, found {found}"
+                "choices: expected one list for each of the {expected} texts, found {found} lists"
             )));
         }
     };
@@ -140,7 +140,7 @@ impl Classifier {
         Ok(Self { loaded: Arc::new(loaded), opened })
     }
 
-    /// Classifies a text or token IDs; returns a dict, or a list of dicts for a list.
+    /// Classifies a text or token IDs and returns a dict; for a list, returns a list of dicts.
     ///
     /// A dict has prompt_ids and `labels`, a list of dicts with label, score (as in transformers' pipeline)
     /// and logit, best first. A token classifier returns `tokens` instead: dicts with id, text, start and end

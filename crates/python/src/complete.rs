@@ -1,4 +1,4 @@
-//! OpenAI-style completions, with the requests and responses of `gpt2 serve`.
+//! OpenAI-style completions, in the request and response formats of `gpt2 serve`.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::process::{computing, start};
 use crate::signals::is_raised;
 use crate::values::{to_json, to_python};
 
-/// Number of sequences in a batch, the same as in the program.
+/// Number of sequences per batch, as in the `gpt2` program.
 const BATCH_SIZE: usize = 8;
 
-/// Answers a completion request for a prompt.
+/// Runs a completion request for a prompt and returns the response.
 pub(crate) fn complete<'py>(
     py: Python<'py>,
     loaded: &LoadedModel,
@@ -56,9 +56,9 @@ pub(crate) fn complete<'py>(
 }
 
 impl Model {
-    /// Served model that requests are validated against, created on first use.
+    /// Returns the served model that validates requests, created on first use.
     ///
-    /// It sets no request limits, because these only protect servers.
+    /// It sets no request limits, because they exist only to protect servers.
     fn served(&self) -> Result<&Arc<ServedModel>> {
         if let Some(served) = self.served.get() {
             return Ok(served);
@@ -76,11 +76,11 @@ impl Model {
 
 #[pymethods]
 impl Model {
-    /// Returns an OpenAI-style completion of a prompt as a dict in the format of OpenAI's API.
+    /// Completes a prompt and returns a dict in the format of OpenAI's completions API.
     ///
-    /// Options have OpenAI's names (max_tokens, temperature, n, logprobs, stop, seed, …). `activations` and
-    /// `steering` of `gpt2 serve` work too: `activations` adds activations at hook points to each choice, and
-    /// `steering` edits them. To steer by a dictionary's feature, pass its `site` and `vector`.
+    /// Options have OpenAI's names (max_tokens, temperature, n, logprobs, stop, seed, …). As in `gpt2 serve`,
+    /// `activations` adds activations at hook points to each choice, and `steering` edits them. To steer with
+    /// a dictionary's feature, pass its `site` and `vector`.
     #[pyo3(signature = (prompt, **options))]
     fn complete<'py>(
         &self,

@@ -1,4 +1,4 @@
-//! Compression and restoration of bytes with a model, as in `gpt2 compress` and `gpt2 decompress`.
+//! Compresses and decompresses bytes with a model, like `gpt2 compress` and `gpt2 decompress`.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -21,7 +21,7 @@ pub(crate) struct ControlVector(pub(crate) candle_gpt2_interpret::ControlVector)
 
 #[pymethods]
 impl ControlVector {
-    /// Direction added to the output of each block, by layer.
+    /// Direction added to the output of each block, keyed by layer.
     #[getter]
     fn directions<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let directions = PyDict::new(py);
@@ -31,7 +31,7 @@ impl ControlVector {
         Ok(directions)
     }
 
-    /// Writes a GGUF file for llama.cpp's --control-vector.
+    /// Writes a GGUF file for llama.cpp's option --control-vector.
     ///
     /// The file is written atomically, and existing files are never overwritten. The format cannot store a
     /// direction for block 0.

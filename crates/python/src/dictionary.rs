@@ -21,7 +21,7 @@ use crate::values::{Values, tensor, to_python};
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Dictionary {
     stored: StoredDictionary,
-    /// Whether it was built from arrays and a configuration that does not record the model's weights.
+    /// Whether the configuration leaves open how the model's weights were processed in training.
     is_processing_unknown: bool,
 }
 
@@ -30,7 +30,7 @@ impl Dictionary {
         self.stored.dictionary()
     }
 
-    /// Computes values from arrays with the GIL released.
+    /// Runs `function` on arrays with the GIL released.
     fn compute<'py, const N: usize>(
         &self,
         py: Python<'py>,
@@ -72,7 +72,7 @@ impl Dictionary {
         Ok(to_python(py, &self.inner().config().to_json())?)
     }
 
-    /// SAELens' name of the architecture.
+    /// SAELens' name for the architecture.
     ///
     /// An autoencoder is standard, topk, jumprelu or gated; a transcoder is for example a
     /// jumprelu_skip_transcoder.
@@ -95,7 +95,7 @@ impl Dictionary {
         })
     }
 
-    /// Creates a dictionary from the JSON of a cfg.json and arrays with SAELens' names.
+    /// Creates a dictionary from the JSON text of a cfg.json and arrays with SAELens' names.
     #[staticmethod]
     fn of_arrays(cfg: &str, weights: BTreeMap<String, Bound<'_, PyAny>>) -> Result<Self> {
         start()?;
@@ -122,7 +122,7 @@ impl Dictionary {
 
     /// Returns the stored weights as a dict of arrays with SAELens' names.
     ///
-    /// Unlike in `weight`, nothing is folded into the arrays.
+    /// Unlike the result of `weight`, the arrays have nothing folded into them.
     fn arrays<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         start()?;
         let arrays = PyDict::new(py);
@@ -133,7 +133,7 @@ impl Dictionary {
         Ok(arrays)
     }
 
-    /// Writes cfg.json and sae_weights.safetensors, SAELens' layout, into a folder.
+    /// Writes cfg.json and sae_weights.safetensors into a folder, in SAELens' layout.
     ///
     /// The folder is created if it is missing.
     fn save(&self, py: Python<'_>, folder: PathBuf) -> Result<()> {
@@ -145,7 +145,7 @@ impl Dictionary {
         self.inner().check_model(model.loaded.config()).map_err(|error| value_error(error.to_string()))
     }
 
-    /// Returns a weight tensor, or None if the dictionary lacks it.
+    /// Returns the weight `name` as an array, or None if the dictionary lacks it.
     ///
     /// name: W_enc (d_in, d_sae), b_enc, W_dec (d_sae, d_in), b_dec or threshold. The values are those used
     /// for computation: norms of directions and gates are folded into the encoder.
@@ -168,7 +168,7 @@ impl Dictionary {
         self.inner().latents()
     }
 
-    /// Whether it was trained on activations of TransformerLens' processed weights; None if unknown.
+    /// Whether it was trained with TransformerLens' processed weights; None if unknown.
     #[getter]
     fn trained_on_processed(&self) -> Option<bool> {
         (!self.is_processing_unknown)

@@ -106,7 +106,7 @@ impl Model {
     }
 }
 
-/// Evaluates a plan and appends each report when it is complete.
+/// Runs a plan and appends each report as soon as it is complete.
 ///
 /// The reports include the notes on the data.
 fn measure(
@@ -145,7 +145,7 @@ fn names(protocol: &Bound<'_, PyAny>) -> Result<Vec<String>> {
     })
 }
 
-/// Lists the protocols of `Model.evaluate` as dicts with the keys of `gpt2 eval --list --json`.
+/// Lists the protocols for `Model.evaluate` as dicts with the keys of `gpt2 eval --list --json`.
 ///
 /// The keys include each protocol's dataset and published results.
 #[pyfunction]

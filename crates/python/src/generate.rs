@@ -136,7 +136,7 @@ pub(crate) fn outcomes_to_python<'py>(
         list.push(match outcome {
             None => py.None().into_bound(py),
             Some(Ok(texts)) => prompt_to_python(py, texts, shape)?,
-            // An interruption takes precedence over the error of a prompt.
+            // An interruption takes precedence over a prompt's error.
             Some(Err(error)) if shape.returns_exceptions || interrupted.is_some() => {
                 error.into_exception(py).into_bound(py)
             }
@@ -251,7 +251,7 @@ impl Model {
         parsed: &ParsedOptions,
     ) -> Result<Vec<Result<Vec<u32>>>> {
         let prompt = |prompt: Result<values::Text>| match is_raised() {
-            // The waiting thread raises the exception.
+            // The thread that waits for the prompts raises the exception.
             true => Err(gpt2_error("interrupted")),
             false => Ok(prompt.and_then(|prompt| self.prompt(prompt, parsed))),
         };

@@ -71,7 +71,7 @@ impl Hooks {
                 continue;
             }
             let (name, function): (String, Bound<'_, PyAny>) = item.extract().map_err(|_| {
-                type_error("hooks: expected a list of pairs of a name and a function, such as [(\"blocks.0.hook_resid_post\", f)]")
+                type_error("hooks: expected a list of (name, function) pairs, such as [(\"blocks.0.hook_resid_post\", f)]")
             })?;
             let sites = named_sites(&name, n_layer)?;
             if !function.is_callable() {
@@ -93,7 +93,7 @@ impl Hooks {
         self.hooks.is_empty()
     }
 
-    /// Rejects functions, because they have no gradient.
+    /// Rejects Python functions, because they have no gradient.
     pub(crate) fn check_differentiable(&self) -> Result<()> {
         match self.hooks.iter().find_map(|hook| match hook {
             Hook::Function { sites, .. } => sites.first(),
@@ -189,15 +189,18 @@ pub(crate) fn call_with_values<'py>(
         ))
     })?;
     if result.shape() != array.shape() {
-        let message =
-            format!("{what} returned an array of shape {:?}; expected {:?}", result.shape(), array.shape());
+        let message = format!(
+            "{what} returned an array of shape {:?}; expected shape {:?}",
+            result.shape(),
+            array.shape()
+        );
         return Err(value_error(message).into());
     }
     result.to_vec().map(Some).map_err(Into::into)
 }
 
 impl Model {
-    /// Clone of the loaded model, with the hooks attached if there are any.
+    /// Returns a clone of the loaded model, with the hooks attached if there are any.
     pub(crate) fn hooked(&self, hooks: Option<&Bound<'_, PyAny>>, raised: &Raised) -> Result<LoadedModel> {
         let hooks = Hooks::read(hooks, self.loaded.config().n_layer, raised)?;
         let loaded = (*self.loaded).clone();

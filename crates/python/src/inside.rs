@@ -31,7 +31,7 @@ pub(crate) fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<
 
 #[pymethods]
 impl Model {
-    /// Returns the logits (1, tokens, vocabulary) of a text and a dict of its activations.
+    /// Returns the logits (1, tokens, vocabulary) for a text and a dict of its activations.
     ///
     /// No BOS token is prepended by default.
     ///

@@ -76,15 +76,14 @@ fn invalid_keyword(keyword: &str, message: &str) -> Failure {
     }
     match message.strip_prefix(OUT_OF_RANGE).and_then(|rest| rest.split_once('`')) {
         Some((number, _)) => {
-            let expected =
-                if number.starts_with('-') { "a number of at least 0" } else { "a smaller number" };
+            let expected = if number.starts_with('-') { "a non-negative number" } else { "a smaller number" };
             value_error(format!("{keyword}: expected {expected}, found {number}"))
         }
         None => value_error(format!("{keyword}: {message}")),
     }
 }
 
-/// Error for an unknown keyword, with the most similar of the fields that serde lists.
+/// Creates an error for an unknown keyword, with the most similar field that serde lists.
 ///
 /// serde's message is ``unknown field `x`, expected one of `a`, `b` ``.
 fn unknown_field(keyword: &str, message: &str, others: &[&str]) -> Failure {
@@ -92,7 +91,7 @@ fn unknown_field(keyword: &str, message: &str, others: &[&str]) -> Failure {
     unknown_keyword(keyword, listed.chain(others.iter().copied()))
 }
 
-/// Error for an unknown keyword, with the most similar known keyword.
+/// Creates an error for an unknown keyword, with the most similar known keyword.
 pub(crate) fn unknown_keyword<'a>(keyword: &str, known: impl Iterator<Item = &'a str>) -> Failure {
     /// Minimum similarity for a suggestion.
     const MIN_SIMILARITY: f64 = 0.7;

@@ -78,7 +78,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        // Otherwise numpy would be imported on first use, where an interrupt or an error could only panic.
+        // Without this, numpy would be imported on first use, where an interrupt or an error would panic.
         module.py().import("numpy")?;
         numpy::dtype::<f32>(module.py());
         module.add("__version__", env!("CARGO_PKG_VERSION"))

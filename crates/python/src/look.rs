@@ -95,7 +95,7 @@ looks! {
     /// watch: single-token texts, or token IDs. prepend_bos: prepend the BOS token to texts.
     logit_lens: Lens(text), "($self, text, *, top=5, watch=None, show='probability', prepend_bos=False)";
 
-    /// Logit lens through a tuned lens.
+    /// Logit lens that applies a tuned lens to each layer.
     ///
     /// tuned: the lens file (params.pt or safetensors) or its folder. Other options and results are those of
     /// `logit_lens`.
@@ -144,7 +144,7 @@ looks! {
     /// Attribution patching: estimates the results of `patch` from one gradient.
     estimate: Estimate(clean, corrupt), "($self, clean, corrupt, *, answer=None, against=None, position=-1, measure='logit', site='resid_pre', by=None, prepend_bos=False)";
 
-    /// Path patching: effects of a head's output on later heads.
+    /// Path patching: effect of each head's output on a prediction through a later receiver.
     ///
     /// Runs `clean` with the output of one head taken from `corrupt` along the path to the receiver only.
     /// Returns a picture over layers and heads: 0 is the prediction for `clean`, 1 the prediction for

@@ -41,7 +41,7 @@ pub(crate) struct Model {
     pub(crate) served: OnceLock<Arc<ServedModel>>,
 }
 
-/// Arguments that a model was opened with; its pickle stores them.
+/// Arguments that a model was opened with, which the model's pickle stores.
 ///
 /// Paths of local files are absolute, so they remain valid in other working directories.
 #[derive(Debug, Clone)]
@@ -159,7 +159,7 @@ impl States {
         }
     }
 
-    /// Converts the states back to the original argument, for a pickle.
+    /// Converts the states back to the original argument, for pickling.
     fn into_python(self, py: Python<'_>) -> Result<Bound<'_, PyAny>> {
         Ok(match self {
             Self::File(path) => path.into_pyobject(py)?.into_any(),
@@ -206,12 +206,12 @@ impl OpenArguments {
         })
     }
 
-    /// Adapter paths with their weights, for a pickle.
+    /// Returns the adapter paths with their weights, for pickling.
     fn adapter_pairs(&self) -> Vec<(PathBuf, f64)> {
         self.adapters.iter().map(|adapter| (adapter.path.clone(), adapter.weight)).collect()
     }
 
-    /// Arguments that open the same classifier again.
+    /// Returns the arguments that reopen the same classifier.
     pub(crate) fn classifier_arguments<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let adapters = self.adapter_pairs();
         let Self { name_or_path, dtype, device, tokenizer, revision, hub, .. } = self.clone();
@@ -280,7 +280,7 @@ fn absolute_if_local(name_or_path: PathBuf) -> Result<PathBuf> {
 
 /// Returns the name of a dtype, which may be a torch or numpy object.
 ///
-/// `None` for None and "auto", which keep the stored dtype.
+/// Returns `None` for None and "auto", which keep the stored dtype.
 fn dtype_name(value: Option<&Bound<'_, PyAny>>) -> Result<Option<String>> {
     let Some(value) = value else { return Ok(None) };
     let named = match value.getattr_opt("__name__")? {
@@ -291,7 +291,7 @@ fn dtype_name(value: Option<&Bound<'_, PyAny>>) -> Result<Option<String>> {
     Ok(Some(name).filter(|name| name != "auto"))
 }
 
-/// Hub options from the environment.
+/// Reads the Hub options from the environment.
 pub(crate) fn hub(offline: bool) -> HubOptions {
     let mut hub = HubOptions::from_environment();
     if offline {
@@ -311,12 +311,12 @@ pub(crate) fn short_name(name: &str) -> &str {
 }
 
 impl Model {
-    /// BOS token, or `None` without `prepend_bos`.
+    /// Returns the BOS token, or `None` without `prepend_bos`.
     pub(crate) fn bos(&self, prepend_bos: bool) -> Result<Option<u32>> {
         Ok(Reader::new(self.loaded.vocabulary(), prepend_bos)?.bos())
     }
 
-    /// Grammar compiler, created for the first grammar.
+    /// Returns the grammar compiler, created for the first grammar.
     pub(crate) fn compiler(&self) -> Result<&Compiler> {
         match self.compiler.get() {
             Some(compiler) => Ok(compiler),
@@ -400,7 +400,7 @@ impl Model {
         Ok(Self { loaded, opened, compiler: OnceLock::new(), served: OnceLock::new() })
     }
 
-    /// Returns a model with the same weights that cross-attends to the given encoder hidden states.
+    /// Returns a model with the same weights that cross-attends to encoder hidden states.
     ///
     /// states: an array (1, S, width), or a safetensors file with a tensor encoder_hidden_states of that
     /// shape. A model without states skips its cross-attention.

@@ -52,8 +52,8 @@ pub(crate) struct ParsedOptions {
 impl ParsedOptions {
     /// Parses the keywords of a call.
     ///
-    /// Notes on them become warnings. `compiler` is called only if they contain a grammar. `others` are
-    /// keywords that the method reads itself.
+    /// Notes on the keywords become warnings. `compiler` is called only if a keyword sets a grammar. `others`
+    /// are keywords that the method reads itself.
     pub(crate) fn read<'m>(
         py: Python<'_>,
         loaded: &LoadedModel,
@@ -85,7 +85,7 @@ impl ParsedOptions {
         Ok(Self { config: Arc::new(config), processors, seeds, bos })
     }
 
-    /// Configuration for one prompt.
+    /// Returns the configuration for one prompt.
     pub(crate) fn config_for(&self, prompt: usize) -> Arc<GenerationConfig> {
         match self.seeds.as_ref().and_then(|seeds| seeds.get(prompt)) {
             Some(seed) => Arc::new(GenerationConfig { seed: *seed, ..(*self.config).clone() }),
@@ -105,7 +105,7 @@ impl ParsedOptions {
     }
 }
 
-/// Whether completions are sampled under these keywords, ignoring grammars and processors.
+/// Whether completions are sampled with these keywords, ignoring grammars and processors.
 pub(crate) fn samples(
     loaded: &LoadedModel,
     options: Option<&Bound<'_, PyDict>>,
@@ -207,11 +207,12 @@ impl Keywords {
         Ok(options)
     }
 
-    /// One seed per prompt, if `seed` is a list.
+    /// Returns one seed per prompt if `seed` is a list.
     fn seeds(&mut self) -> Result<Option<Vec<u64>>> {
         let Some(Value::Array(seeds)) = self.fields.get("seed") else { return Ok(None) };
         let seeds: Option<Vec<u64>> = seeds.iter().map(Value::as_u64).collect();
-        let seeds = seeds.ok_or_else(|| value_error("seed: expected numbers from 0 to 2**64 - 1"))?;
+        let seeds =
+            seeds.ok_or_else(|| value_error("seed: expected a list of whole numbers from 0 to 2**64 - 1"))?;
         // Keep a placeholder, because the presence of a seed turns sampling on.
         self.fields.insert("seed".into(), Value::from(0));
         Ok(Some(seeds))
@@ -250,7 +251,7 @@ impl Keywords {
         }
     }
 
-    /// Grammar that completions must conform to, and the option that set it.
+    /// Returns the grammar that completions must conform to, and the option that sets it.
     fn grammar(&mut self) -> Result<Option<(&'static str, Grammar)>> {
         let mut grammars = Vec::new();
         match self.take_extra("json_schema") {

@@ -17,7 +17,7 @@ use crate::values::{Values, float_array, number, to_python};
 
 /// Height in pixels of a picture's frame in a notebook, until its page is rendered.
 const FRAME_HEIGHT: usize = 560;
-/// Scale factor of PNGs, from a picture's 96 pixels per inch to 384.
+/// Scale factor for PNGs: from a picture's 96 pixels per inch to 384.
 const PIXEL_SCALE: f64 = 4.0;
 
 /// Picture of values over named axes, for display in notebooks.
@@ -99,14 +99,14 @@ impl Picture {
     }
 }
 
-/// Numbers of a non-empty JSON array, or `None` for any other value.
+/// Returns the numbers in a non-empty JSON array, or `None` for any other value.
 #[expect(clippy::cast_possible_truncation, reason = "the values are f32")]
 fn numbers(value: &Value) -> Option<Vec<f32>> {
     let list = value.as_array().filter(|list| !list.is_empty())?;
     list.iter().map(|number| Some(number.as_f64()? as f32)).collect()
 }
 
-/// Stores the cells of a lens as arrays over layers and tokens.
+/// Stores a lens's cells as arrays over layers and tokens.
 fn cells(py: Python<'_>, lens: &LensDetails, details: &Bound<'_, PyDict>) -> PyResult<()> {
     let cells = || lens.layers.iter().flat_map(|layer| &layer.cells);
     let first = lens.layers.first().and_then(|layer| layer.cells.first());
@@ -153,7 +153,7 @@ fn parse_axes(given: &Bound<'_, PyDict>, shape: &[usize]) -> Result<Vec<Axis>> {
     if axes.is_empty() || expected != shape {
         let names: Vec<&str> = axes.iter().map(|axis| axis.name.as_str()).collect();
         return Err(value_error(format!(
-            "values: expected shape {expected:?} from the labels of the axes ({}), found {shape:?}",
+            "values: expected shape {expected:?} from the labels of the axes ({}), found shape {shape:?}",
             names.join(", ")
         )));
     }
@@ -179,7 +179,7 @@ impl Picture {
         if values.shape() != [tokens.len()] {
             let (expected, found) = (tokens.len(), values.shape());
             return Err(value_error(format!(
-                "values: expected one for each of the {expected} tokens, found shape {found:?}"
+                "values: expected one value for each of the {expected} tokens, found shape {found:?}"
             )));
         }
         let values = values.to_vec().map_err(PyErr::from)?;
@@ -251,7 +251,7 @@ impl Picture {
         Values { numbers, shape }.into_array(py)
     }
 
-    /// Texts of the values in order, or an empty list.
+    /// Texts shown for the values, in order; an empty list if there are none.
     #[getter]
     fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, &self.analysis.report.texts)
@@ -265,7 +265,7 @@ impl Picture {
 
     /// Returns the report as a dict with the keys of the program's `--json`.
     fn to_dict<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
-        // Serialize through text, so that numbers have the digits that the program prints.
+        // Convert by way of JSON text, so that numbers have the digits that the program prints.
         let json = serde_json::to_string(&self.analysis).and_then(|text| serde_json::from_str(&text));
         Ok(to_python(py, &json.map_err(|error| gpt2_error(error.to_string()))?)?)
     }
@@ -277,7 +277,7 @@ impl Picture {
 
     /// Returns the picture as an SVG for a paper.
     ///
-    /// columns: width in columns of the page, 1 or 2.
+    /// columns: width in page columns, 1 or 2.
     #[pyo3(signature = (columns = 2))]
     fn svg(&self, #[pyo3(from_py_with = number)] columns: usize) -> Result<String> {
         let width = match columns {

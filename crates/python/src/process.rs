@@ -15,15 +15,15 @@ use crate::values::number;
 /// Maximum number of threads, the same as the program's.
 const MAX_THREADS: usize = 1024;
 
-/// ID of the first process that computed, or 0 if none has yet.
+/// ID of the process that started the compute threads, or 0 if none has yet.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// Requested number of threads, or 0 if it was not set.
+/// Requested number of threads, or 0 if the caller has not set one.
 static REQUESTED_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts the compute threads.
 ///
-/// Must be called before any computation. Fails in a process that was forked from one that has already
-/// started them.
+/// Must be called before any computation. Fails in a process that was forked from one that had already
+/// started its threads.
 pub(crate) fn start() -> Result<()> {
     let pid = std::process::id();
     match OWNER.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire) {
@@ -72,7 +72,7 @@ fn start_candles_pools(py: Python<'_>, threads: Option<usize>) -> PyResult<()> {
 
 /// Runs a computation with the GIL released.
 ///
-/// Ctrl-C soon ends it, even in the middle of a pass. The exception then replaces the result.
+/// Ctrl-C soon ends the computation, even in the middle of a pass. The exception then replaces the result.
 pub(crate) fn computing<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     model: &LoadedModel,
@@ -123,7 +123,7 @@ pub(crate) fn thread_count() -> usize {
     }
 }
 
-/// Sets the number of compute threads for all models of this process.
+/// Sets the number of compute threads for all models in this process.
 ///
 /// Must be called before the first model is opened. Later it raises Gpt2Error, because the threads are
 /// running.

@@ -37,7 +37,7 @@ impl Default for Raised {
 }
 
 impl Raised {
-    /// Stores an exception, unless an earlier one is stored.
+    /// Stores an exception, unless an earlier one is already stored.
     pub(crate) fn store(&self, error: PyErr) {
         self.error().get_or_insert(error);
     }
@@ -108,7 +108,7 @@ impl<T> Exclusive<T> {
         Self { name, value: Mutex::new(value), call: Mutex::default() }
     }
 
-    /// Runs `work` on the value with the GIL released, because its current user may need the GIL.
+    /// Runs `work` on the value with the GIL released, because a call that uses the value may need it.
     pub(crate) fn with<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut T) -> R + Send) -> Result<R>
     where
         T: Send,

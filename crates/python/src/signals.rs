@@ -13,7 +13,7 @@ use crate::raised::has_raised;
 const INTERVAL: Duration = Duration::from_millis(20);
 
 thread_local! {
-    /// Time of this computing thread's last poll, or `None` if no caller waits for a signal.
+    /// Time of this thread's last poll, or `None` if the thread does not poll for signals.
     static LAST_POLL: Cell<Option<Instant>> = const { Cell::new(None) };
     /// Exception raised by a signal since the last poll.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
@@ -26,7 +26,7 @@ pub(crate) fn run_with_signals<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<(T, Option<PyErr>)> {
-    /// Saved state of the outer call, if its Python function makes this call.
+    /// Saved state of the outer call, if one of its Python functions makes this call.
     struct Outer(Option<Instant>, Option<PyErr>);
 
     impl Drop for Outer {
@@ -58,8 +58,8 @@ pub(crate) fn is_raised() -> bool {
     if LAST_POLL.get().is_none_or(|last_poll| last_poll.elapsed() < INTERVAL) {
         return false;
     }
-    // An interpreter that is shutting down delivers no signals. Signal handlers that run here may compute
-    // too.
+    // An interpreter that is shutting down delivers no signals. A signal handler that runs at this point may
+    // start another computation.
     let raised = Python::try_attach(|py| py.check_signals()).and_then(Result::err);
     let is_raised = raised.is_some();
     RAISED.set(raised);

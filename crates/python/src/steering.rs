@@ -32,7 +32,7 @@ impl Steering {
 
 #[pymethods]
 impl Steering {
-    /// Block before which the direction is added.
+    /// Index of the block before which the direction is added.
     #[getter]
     fn layer(&self) -> usize {
         self.layer

@@ -29,13 +29,13 @@ struct Stream {
 }
 
 struct State {
-    /// Driver of the completions; `None` once the last one has ended.
+    /// Driver for the completions; `None` once the last completion has ended.
     driver: Option<CompletionDriver<()>>,
-    /// Events of the last step that have not been processed yet.
+    /// Events from the last step that have not been processed yet.
     events: VecDeque<CallEvent>,
-    /// Device failure in the last step.
+    /// Device failure during the last step.
     failure: Option<GenerationError>,
-    /// Errors of prompts, and pieces that were ready when an exception occurred.
+    /// Errors for failed prompts, and pieces that were ready when an exception occurred.
     pieces: VecDeque<(usize, Piece)>,
     /// Prompt index of each request.
     prompt_indices: Vec<usize>,
@@ -57,7 +57,7 @@ impl Stream {
     ) -> Result<Self> {
         if parsed.config.num_return_sequences != 1 {
             return Err(value_error(
-                "num_return_sequences: only one completion per prompt is streamed; repeat the prompt with \
+                "num_return_sequences: only one completion per prompt can be streamed; repeat the prompt with \
                  different seeds",
             ));
         }
@@ -110,7 +110,7 @@ impl Stream {
             self.raised.computing(|| {
                 self.state.run_for(&self.raised, |state| {
                     let next = state.next();
-                    // Nothing is generated after an error.
+                    // An error or the end of the pieces ends generation.
                     if !matches!(next, Ok(Some(_))) && !is_raised() {
                         state.driver = None;
                     }
@@ -147,7 +147,7 @@ impl State {
             let (events, failure) = driver.step(&|| ControlFlow::Continue(()));
             (self.events, self.failure) = (events.into(), failure);
             if is_raised() {
-                // The waiting thread raises the exception.
+                // The thread that waits for the piece raises the exception.
                 return Ok(None);
             }
         }
@@ -214,7 +214,7 @@ impl TextStream {
         self.0.next(py)?.map(|(_, piece)| piece).transpose()
     }
 
-    /// Token IDs so far.
+    /// Token IDs generated so far.
     #[getter]
     fn ids(&self, py: Python<'_>) -> Result<Vec<u32>> {
         self.0.state.with(py, |state| state.ids.first().cloned().unwrap_or_default())
@@ -294,7 +294,7 @@ impl Model {
             .map(TextStream)
     }
 
-    /// Continues all prompts of a list and returns an iterator over pairs (prompt index, piece).
+    /// Continues all prompts in a list and returns an iterator over pairs (prompt index, piece).
     ///
     /// The options are those of generate. With return_exceptions, a prompt that fails yields its exception as
     /// the last piece, and the other prompts continue.

@@ -14,7 +14,7 @@ use crate::values::report_to_dict;
 impl Model {
     /// Generates prompt pairs for a task with a known circuit, as input for `circuit`.
     ///
-    /// The pairs use words of the model's vocabulary. The same seed gives the same pairs.
+    /// The pairs use words from the model's vocabulary. The same seed gives the same pairs.
     ///
     /// Returns a list of dicts. clean and corrupt are texts with the same number of tokens. answer lists the
     /// tokens to predict after clean, and against the tokens to compare them with. spans are named positions,

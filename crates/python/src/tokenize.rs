@@ -19,7 +19,7 @@ use crate::values::{number, report_to_dict};
 ///
 /// The folder `out` receives train.bin and val.bin, which nanoGPT reads, or numbered files, and also
 /// tokens.json and the tokenizer; candle_gpt2.train accepts it as data. The same call writes the same files,
-/// whatever the number of threads, and even after an interruption. Returns a dict: out, format, dtype,
+/// regardless of the number of threads, and even after an interruption. Returns a dict: out, format, dtype,
 /// training_tokens, held_out_tokens, documents, shards, bytes, encoded_bytes, elapsed_s.
 ///
 /// data: a file or a list of files: UTF-8 text, or .jsonl with a `text` in each line. model: the checkpoint

@@ -1,4 +1,4 @@
-//! Training: new runs and resumed runs.
+//! Training runs, new or resumed.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,7 +128,7 @@ impl Model {
     }
 }
 
-/// Starting point of a training run: a checkpoint or a new model's configuration.
+/// Reads the starting point of a training run: a checkpoint or a new model's configuration.
 pub(crate) fn parse_start(init: Option<PathBuf>, config: Option<&Bound<'_, PyAny>>) -> Result<Start> {
     match (init, config) {
         (Some(checkpoint), None) => Ok(Start::Checkpoint(checkpoint)),
@@ -139,7 +139,7 @@ pub(crate) fn parse_start(init: Option<PathBuf>, config: Option<&Bound<'_, PyAny
     }
 }
 
-/// Paths of the training data.
+/// Reads the paths of the training data.
 pub(crate) fn data_paths(data: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
     let paths = paths("data", data)?;
     match paths.is_empty() {
@@ -148,7 +148,7 @@ pub(crate) fn data_paths(data: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Configuration of a new model, from a file or a dict.
+/// Reads the configuration of a new model from a file name or a dict.
 fn parse_config(config: &Bound<'_, PyAny>) -> Result<Start> {
     if let Ok(path) = config.extract::<PathBuf>() {
         return Ok(Start::ConfigFile(path));
@@ -160,21 +160,21 @@ fn parse_config(config: &Bound<'_, PyAny>) -> Result<Start> {
     Ok(Start::Config(Box::new(config.map_err(|error| value_error(format!("config: {error}")))?)))
 }
 
-/// Reporter of a training run that stops it at a signal or an exception.
+/// Reporter for a training run that stops the run at a signal or an exception.
 struct TrainReporter {
     listener: Listener,
     raised: Raised,
     has_raised: AtomicBool,
-    /// Callback for each entry of the log.
+    /// Callback for each entry in the log.
     on_step: Option<Py<PyAny>>,
-    /// Progress bar of the steps, if there is no callback.
+    /// Progress bar for the steps, if there is no callback.
     steps: Mutex<Option<Box<dyn Progress>>>,
 }
 
 impl TrainReporter {
     /// Runs `work` with the GIL held, and stores its exception.
     fn with_gil(&self, work: impl FnOnce(Python<'_>) -> Result<()>) {
-        // Does not call into an interpreter that is shutting down.
+        // If the interpreter is shutting down, `try_attach` does not run the work.
         if let Some(Err(error)) = Python::try_attach(work) {
             self.raised.store(error.into());
             self.has_raised.store(true, Ordering::Release);

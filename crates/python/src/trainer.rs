@@ -46,7 +46,7 @@ pub(crate) struct Trainer {
 impl Trainer {
     /// Runs `work` on the training run.
     ///
-    /// Ctrl-C soon ends it.
+    /// Ctrl-C soon ends the work.
     fn computing<T: Send, E: Into<Failure>>(
         &self,
         py: Python<'_>,
@@ -186,13 +186,13 @@ impl Trainer {
 
     /// Returns the training state as bytes, for set_state in the other processes.
     ///
-    /// The format is the same as that of the state file in `out`.
+    /// The format is that of the state file in `out`.
     fn state<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
         let state = self.computing(py, |run| run.state())?;
         Ok(PyBytes::new(py, &state))
     }
 
-    /// Restores the state of another process in the same training run.
+    /// Restores a state that another process in the same training run has returned.
     fn set_state(&self, py: Python<'_>, state: &[u8]) -> Result<()> {
         self.computing(py, |run| run.set_state(state))
     }

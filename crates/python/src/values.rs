@@ -52,7 +52,7 @@ impl Text {
         }
     }
 
-    /// Encodes the text, with a BOS token first if there is one; token IDs stay unchanged.
+    /// Encodes the text, preceded by a BOS token if there is one; token IDs remain unchanged.
     ///
     /// The caller must have released the GIL.
     pub(crate) fn encoded_after(self, bos: Option<u32>, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
@@ -117,9 +117,9 @@ fn words_or_items<'py>(
     }
 }
 
-/// Items of an array or another iterable, or `None` for strings, bytes and mappings.
+/// Returns the items of an array or another iterable, or `None` for strings, bytes and mappings.
 fn items<'py>(value: &Bound<'py, PyAny>) -> Result<Option<Vec<Bound<'py, PyAny>>>> {
-    // Arrays of numpy and other libraries.
+    // Arrays from NumPy and other libraries.
     let listed = match value.getattr_opt("tolist")? {
         Some(tolist) => tolist.call0()?,
         None => value.clone(),
@@ -158,7 +158,9 @@ fn ids(items: &[Bound<'_, PyAny>]) -> Result<Vec<u32>> {
                 let found = type_name(item);
                 type_error(format!("expected a string or integer token ids, found an item of type {found}"))
             }
-            false => value_error(format!("{item} is not a token id; expected 0 to 2**32 - 1")),
+            false => {
+                value_error(format!("{item} is not a token id; expected a whole number from 0 to 2**32 - 1"))
+            }
         })
     };
     items.iter().map(id).collect()
@@ -208,7 +210,7 @@ pub(crate) fn number<T: Number>(value: &Bound<'_, PyAny>) -> PyResult<T> {
             return error;
         }
         let expected =
-            if value.lt(0).unwrap_or(false) { "a number of at least 0" } else { "a smaller number" };
+            if value.lt(0).unwrap_or(false) { "a non-negative number" } else { "a smaller number" };
         value_error(format!("expected {expected}, found {value}")).into()
     })
 }
@@ -257,7 +259,7 @@ fn json_at_depth(value: &Bound<'_, PyAny>, depth: usize) -> Result<Value> {
         let items = value.call_method0(intern!(value.py(), "items"))?;
         return items.try_iter()?.map(entry).collect::<Result<Map<_, _>>>().map(Value::Object);
     }
-    // A numpy scalar has `tolist` but no items.
+    // A NumPy scalar has `tolist` but no items.
     if let Some(tolist) = value.getattr_opt("tolist")? {
         return json_at_depth(&tolist.call0()?, depth + 1);
     }
@@ -313,12 +315,12 @@ pub(crate) fn paths(option: &str, value: &Bound<'_, PyAny>) -> Result<Vec<PathBu
     })
 }
 
-/// Name of a value's type in Python.
+/// Returns the name of a value's Python type.
 pub(crate) fn type_name(value: &Bound<'_, PyAny>) -> String {
     value.get_type().name().map(|name| name.to_string()).unwrap_or_default()
 }
 
-/// Converts a value to a contiguous float32 array of numpy.
+/// Converts a value to a contiguous float32 NumPy array.
 pub(crate) fn float_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArrayDyn<'py, f32>> {
     let numpy = value.py().import("numpy")?;
     let array = numpy.call_method1("ascontiguousarray", (value, numpy.getattr("float32")?))?;

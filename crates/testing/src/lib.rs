@@ -18,11 +18,11 @@ pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";
 /// Environment variable that names the folder of the JSON Schema test suite.
 pub const JSON_SCHEMA_VARIABLE: &str = "GPT2_JSON_SCHEMA_TESTS";
 
-/// Environment variable that names the device of the device tests.
+/// Environment variable that names the device for the device tests.
 ///
 /// The value is `cpu`, `cuda`, `cuda:N` or `metal`. The default is the CPU.
 pub const DEVICE_VARIABLE: &str = "GPT2_TEST_DEVICE";
-/// Environment variable that names the weight type of the device tests.
+/// Environment variable that names the weight type for the device tests.
 ///
 /// The value is `f32`, `f16` or `bf16`. The default is f32.
 pub const DTYPE_VARIABLE: &str = "GPT2_TEST_DTYPE";
@@ -110,12 +110,15 @@ pub fn assert_parity(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &
         (DType::F32, _) => GPU_TOLERANCE,
         (DType::BF16, _) => {
             let norm = relative_norm(actual, expected);
-            assert!(norm <= HALF_TOLERANCE, "{what}: the relative norm of the differences is {norm:.1e}");
+            assert!(
+                norm <= HALF_TOLERANCE,
+                "{what}: expected a relative error norm of at most {HALF_TOLERANCE:.0e}, found {norm:.1e}"
+            );
             BF16_ELEMENT_TOLERANCE
         }
         _ => HALF_TOLERANCE,
     };
-    // Infinities, as in masks, must not widen the tolerance of the other elements.
+    // Infinities, as in masks, must not widen the tolerance for the other elements.
     let finite = values(expected).into_iter().map(f64::abs).filter(|value| value.is_finite());
     let largest = finite.fold(1.0, f64::max);
     assert_close_absolute(actual, expected, wider.max(tolerance) * largest, what);
@@ -179,7 +182,7 @@ impl Fixture {
         VarBuilder::from_tensors(self.tensors_below(prefix), DType::F32, &Device::Cpu)
     }
 
-    /// Metadata from the exporting script: library versions, and the `config` of a model.
+    /// Metadata from the exporting script: library versions, and a model's `config`.
     pub fn recorded(&self) -> &serde_json::Value {
         &self.recorded
     }
@@ -296,7 +299,7 @@ impl CheckpointFolder {
         Self::of("tiny-checkpoint")
     }
 
-    /// Copies a folder of the fixtures.
+    /// Copies a fixture folder.
     ///
     /// # Panics
     /// If the folder cannot be copied.

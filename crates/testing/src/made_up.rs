@@ -10,7 +10,7 @@ use crate::pattern;
 /// Range of the weights, close to a trained model's.
 const SCALE: f64 = 0.1;
 
-/// Weights from a pattern, packed like the weights of a file.
+/// Weights from a pattern, packed like weights from a file.
 ///
 /// Each parameter has its own offset in the pattern.
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,4 @@
-//! Confusion matrix of a classifier, with accuracy, precision, recall and F1.
+//! Confusion matrix for a classifier, with accuracy, precision, recall and F1.
 //!
 //! Precision is the fraction of rows predicted as a label that actually have it. Recall is the fraction of rows
 //! with a label that are predicted as it. F1 is their harmonic mean, `2 hits / (predicted + actual)`. A fraction
@@ -31,7 +31,7 @@ pub struct Confusion {
 pub struct ClassificationReport {
     /// Fraction of rows with a correct prediction.
     pub accuracy: f64,
-    /// Mean F1 of the labels.
+    /// Mean F1 over the labels.
     pub macro_f1: f64,
     /// Quality for each label, in label order.
     pub labels: Vec<LabelReport>,
@@ -78,7 +78,7 @@ impl Confusion {
         share(hits, self.counts.iter().flatten().sum())
     }
 
-    /// Mean F1 of the labels.
+    /// Mean F1 over the labels.
     pub fn macro_f1(&self) -> f64 {
         let labels = self.counts.len();
         (0..labels).map(|label| self.f1(label)).sum::<f64>() / labels.max(1) as f64

@@ -36,7 +36,7 @@ pub enum TrainingError {
         grouped(*.parameters), .needed >> 20, .free >> 20
     )]
     NoRoom {
-        /// Number of parameters of the model.
+        /// Number of model parameters.
         parameters: usize,
         /// Number of windows per batch.
         windows: usize,
@@ -159,7 +159,7 @@ pub enum TrainingError {
     /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A file of the run cannot be read or written.
+    /// A run's file cannot be read or written.
     #[error("{path}: {error}")]
     File {
         /// Path of the file.

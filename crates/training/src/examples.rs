@@ -11,7 +11,7 @@ use crate::{Batch, Windows};
 
 /// Examples that are computed in one pass, used by [`Trainer::evaluate`](crate::Trainer::evaluate).
 pub trait Examples {
-    /// Targets of the predictions: token IDs or label indices.
+    /// Targets for the predictions: token IDs or label indices.
     fn targets(&self) -> &[u32];
 
     /// Weight of each prediction in the loss, greater than 0; `None` means equal weights.

@@ -64,7 +64,7 @@ pub struct Evaluation {
 }
 
 impl HeldOut {
-    /// Creates held-out data from the tokens of a text of `characters` characters.
+    /// Creates held-out data from the tokens of a text with `characters` characters.
     ///
     /// # Errors
     /// If there are fewer than two tokens, so that none can be predicted.

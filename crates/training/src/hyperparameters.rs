@@ -24,11 +24,11 @@ pub struct Hyperparameters {
     pub optimizer: OptimizerKind,
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// Decay of the learning rate.
+    /// Decay schedule for the learning rate.
     pub schedule: Schedule,
     /// Learning rate of the last step, as a fraction of the peak.
     pub final_share: f64,
-    /// Number of warm-up steps of the learning rate.
+    /// Number of learning rate warm-up steps.
     pub warmup_steps: u64,
     /// Weight decay of matrices.
     pub weight_decay: f64,
@@ -40,7 +40,7 @@ pub struct Hyperparameters {
     pub beta_2: f64,
     /// Epsilon added to the square root in the denominator of an update.
     pub epsilon: f64,
-    /// Seed of all random streams.
+    /// Seed for all random streams.
     pub seed: u64,
     /// Training task.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -48,16 +48,16 @@ pub struct Hyperparameters {
     /// Trains only the last N blocks, the final norm and the head; `None` trains everything.
     #[serde(default, skip_serializing_if = "is_default")]
     pub train_blocks: Option<usize>,
-    /// Weight of each label's rows in the loss; `None` weights all labels equally.
+    /// Loss weight for each label's rows; `None` weights all labels equally.
     #[serde(default, skip_serializing_if = "is_default")]
     pub class_weights: Option<Vec<f64>>,
     /// Dtype of the computation.
     #[serde(default)]
     pub compute_dtype: ComputeDType,
-    /// Schedule of the number of tokens per window, up to `context`; `None` always uses `context`.
+    /// Schedule for the tokens per window, up to `context`; `None` always uses `context`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub context_ramp: Option<Ramp>,
-    /// Schedule of the number of windows per batch, up to `batch_size`; `None` always uses `batch_size`.
+    /// Schedule for the windows per batch, up to `batch_size`; `None` always uses `batch_size`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub batch_ramp: Option<Ramp>,
     /// Whether windows shorter than the model's context start at a random position, sampled per batch.
@@ -236,7 +236,7 @@ impl Hyperparameters {
         libm::exp(-std::f64::consts::LN_2 * tokens as f64 / half_life)
     }
 
-    /// Returns the number of windows and tokens per window of the batch with the most tokens.
+    /// Returns the number of windows, and of tokens per window, in the batch with the most tokens.
     pub fn largest_batch(&self) -> (usize, usize) {
         let changes = [&self.context_ramp, &self.batch_ramp].into_iter().flatten().flat_map(Ramp::stages);
         let steps = changes.map(|(step, _)| *step).chain([0]);

@@ -178,7 +178,9 @@ impl Lora {
             return Ok(base);
         };
         let (Some(a), Some(b)) = (adapters.get(&name_a), adapters.get(&name_b)) else {
-            candle_core::bail!("the adapter of `{name}` is missing");
+            candle_core::bail!(
+                "the adapter for `{name}` is incomplete: expected the tensors `{name_a}` and `{name_b}`"
+            );
         };
         let scale = self.config.alpha / self.config.rank as f64;
         let adapted = AdaptedMatrix::new(base, tracking.of(a), tracking.of(b), scale)?;
@@ -227,7 +229,7 @@ impl Lora {
     }
 }
 
-/// Parameter source of a model with adapters.
+/// Parameter source for a model with adapters.
 #[derive(Clone)]
 pub(crate) struct AdaptedSource<'a> {
     lora: &'a Lora,

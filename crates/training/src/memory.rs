@@ -69,14 +69,14 @@ pub fn estimated_bytes(
         false => blocks.saturating_add(1).saturating_mul(block),
     };
     let parameters = ParameterCounts::new(config).unique as u64;
-    // From the second batch of a step on, the head's gradient is computed before it is added to the sum.
+    // After the first batch of a step, the head's gradient takes memory before it is added to the sum.
     let table = config.vocab_size.saturating_mul(config.n_embd) as u64;
     let head = if numbers.accumulate > 1 { table } else { 0 };
     let of_text = config.n_head.saturating_mul(numbers.context).saturating_mul(numbers.context) as u64;
     let chunk = (LOSS_ROWS as u64).saturating_mul(config.vocab_size as u64);
     let logits = match (device, numbers.compute_dtype) {
         (Device::Cpu, ComputeDType::F32) => MAX_CHUNK_LOGITS as u64,
-        // The gradient of the embedding is added to the gradient of the head.
+        // The embedding's and the head's gradients are both in memory before they are added.
         (Device::Cuda(_), _) => {
             let scores =
                 of_text.saturating_mul(numbers.batch_size as u64).min(of_text.max(MAX_SCORES_ON_GPU as u64));

@@ -1,4 +1,4 @@
-//! Optimizers: AdamW, and Muon for the matrices of the blocks. Their running means can be saved.
+//! Optimizers, whose running means can be saved: AdamW, and Muon for the blocks' matrices.
 //!
 //! [Muon](https://kellerjordan.github.io/posts/muon/) updates a matrix with its orthogonalized momentum. Five
 //! steps of a Newton-Schulz iteration bring all singular values near 1. Updates are scaled to the root mean

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::streams::Stream;
 
-/// Initialization of a model that is trained from scratch.
+/// Initialization for a model trained from scratch.
 ///
 /// ```
 /// use candle_gpt2_training::Initialization;
@@ -92,7 +92,7 @@ impl Parameters {
 
     /// Applies the changes of [`Initialization::Mimetic`].
     fn begin_mimetic(&self, config: &Gpt2Config) -> Result<()> {
-        /// Scale of the first block's heads; with it, their output is as long as a token's embedding.
+        /// Scale of the first block's heads, at which their output is as long as a token embedding.
         const FIRST_BLOCK: f64 = 0.15;
         if let Some(wpe) = self.get("wpe.weight") {
             wpe.set(&sinusoids(config, wpe.device())?)?;
@@ -123,7 +123,7 @@ impl Parameters {
         ///
         /// With this value, the score of the previous token is near 16.
         const SHARPNESS: f64 = 2.0;
-        /// Factor on the value weights that serve as queries of the induction head.
+        /// Factor on the value weights that serve as queries for the induction head.
         const MATCHING: f64 = 3.0;
         let weight = |name| {
             self.get(name).ok_or_else(|| candle_core::Error::Msg(format!("parameter `{name}` is missing")))
@@ -237,7 +237,10 @@ impl Parameters {
             };
             if tensor.dims() != parameter.shape {
                 let (expected, found) = (&parameter.shape, tensor.dims());
-                candle_core::bail!("`{}`: expected {expected:?}, found {found:?}", parameter.name);
+                candle_core::bail!(
+                    "parameter `{}`: expected shape {expected:?}, found {found:?}",
+                    parameter.name
+                );
             }
             named.push((parameter.name, Var::from_tensor(&tensor.contiguous()?)?));
         }
@@ -291,7 +294,7 @@ fn fresh(parameter: &Parameter, generator: &mut RandomStream, device: &Device) -
         Init::Randn { mean, stdev } => {
             (0..count).map(|_| (mean + generator.normal() * stdev) as f32).collect()
         }
-        other => candle_core::bail!("`{}`: unsupported initialization {other:?}", parameter.name),
+        other => candle_core::bail!("parameter `{}`: unsupported initialization {other:?}", parameter.name),
     };
     Var::from_tensor(&Tensor::from_vec(values, parameter.shape.as_slice(), device)?)
 }
@@ -322,7 +325,7 @@ fn frequency(index: usize, count: usize) -> f64 {
     FASTEST * libm::pow(RANGE, -(index as f64) / count as f64)
 }
 
-/// Gradient tracking of parameters in a computation.
+/// Gradient tracking for parameters in a computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tracking {
     /// Gradients flow to the parameters.

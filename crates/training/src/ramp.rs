@@ -10,7 +10,7 @@ use std::str::FromStr;
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
-/// Piecewise constant schedule of an integer over the training steps.
+/// Piecewise constant schedule for an integer over the training steps.
 ///
 /// ```
 /// use candle_gpt2_training::Ramp;

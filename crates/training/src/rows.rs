@@ -13,7 +13,7 @@ use crate::{Data, Examples};
 pub struct Row {
     /// Token IDs, at least one.
     pub inputs: Arc<[u32]>,
-    /// Targets of the last tokens: IDs of next tokens, or a label.
+    /// Targets for the last tokens: IDs of next tokens, or a label.
     ///
     /// There is at least one, and at most one per input token.
     pub targets: Arc<[u32]>,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
-/// Decay of the learning rate after the warm-up.
+/// Learning rate decay after the warm-up.
 ///
 /// ```
 /// use candle_gpt2_training::Schedule;

@@ -21,7 +21,7 @@ use crate::{Evaluation, Hyperparameters, Lora, StateDifference, Trainer, Trainin
 
 /// Name of the file in the run's folder.
 pub const FILE_NAME: &str = "training-state.safetensors";
-/// Metadata key of the progress; its value starts with the file's CRC-32 in hexadecimal.
+/// Metadata key for the progress; the value starts with the file's CRC-32 in hexadecimal.
 ///
 /// The CRC-32 is computed with zeros in place of the digits.
 const KEY: &str = "gpt2-training";
@@ -193,7 +193,7 @@ pub fn from_bytes(
             text.get(NO_CHECKSUM.len()..).filter(|_| is_intact)
         }
     };
-    let json = json.ok_or_else(|| damaged(&"its checksum does not match"))?;
+    let json = json.ok_or_else(|| damaged(&"the checksum does not match"))?;
     let progress: Progress = serde_json::from_str(json).map_err(|error| damaged(&error))?;
     if let Some(difference) = difference(&progress, trainer, data_fingerprint) {
         return Err(TrainingError::OtherState { path: path.to_owned(), difference });
@@ -211,7 +211,7 @@ pub fn from_bytes(
                 true => Ok(tensor.clone()),
                 false => {
                     let what = format!(
-                        "tensor `{name}`: expected {:?} of {:?}, found {:?} of {:?}",
+                        "tensor `{name}`: expected {:?} of shape {:?}, found {:?} of shape {:?}",
                         expected.0, expected.1, found.0, found.1
                     );
                     Err(damaged(&what))

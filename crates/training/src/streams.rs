@@ -13,7 +13,7 @@ pub(crate) enum Stream {
     Dropout(u64),
     /// Weights of a fresh head on a checkpoint.
     Head,
-    /// Start of a window, in its text and among the positions; numbered over all epochs.
+    /// Start and first position of a window; windows are numbered over all epochs.
     Window(u64),
 }
 

@@ -65,7 +65,7 @@ impl fmt::Display for Task {
     }
 }
 
-/// Weight of each label's rows in the loss.
+/// Loss weight for each label's rows.
 ///
 /// ```
 /// use candle_gpt2_training::ClassWeights;

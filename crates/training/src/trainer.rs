@@ -29,7 +29,7 @@ pub struct StepReport {
     pub loss: f64,
     /// Norm of the gradient before clipping.
     pub gradient_norm: f64,
-    /// Learning rate of the step.
+    /// Learning rate for the step.
     pub learning_rate: f64,
 }
 

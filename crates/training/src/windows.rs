@@ -1,4 +1,4 @@
-//! Windows of tokens in a seeded order, as training data from text.
+//! Training data from text: windows of tokens, shuffled with a seed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -101,7 +101,7 @@ pub struct Batch {
     pub targets: Vec<u32>,
     /// Number of rows.
     pub rows: usize,
-    /// Position of the first token of each row.
+    /// Position of the first token in each row.
     pub first_position: usize,
 }
 
@@ -328,8 +328,8 @@ mod tests {
             let order = windows.order_of(0, index / per_epoch);
             tokens[order.offset + 7 * order.window(index % per_epoch)]
         };
-        // Batches of 3 in epochs of 70. Most are within an epoch, and some cross its end. The last ones are
-        // from earlier epochs.
+        // Batches have 3 windows, and epochs have 70. Most batches are within an epoch, some cross its end,
+        // and the last ones return to earlier epochs.
         let firsts = (0..300).step_by(3).chain([4, 69, 0, 139]);
         for first in firsts {
             let batch = windows.batch(first, 3);
@@ -354,7 +354,7 @@ mod tests {
         };
         let tokens: Vec<u32> = (0..300).collect();
         let windows = Windows::of_training(&tokens, &numbers, 16, None).unwrap();
-        // Five steps of two batches of two windows each.
+        // The first stage has five steps, each with two batches of two windows.
         assert_eq!([19, 20, 500].map(|window| windows.context_at(window)), [3, 8, 8]);
         let batch = windows.batch(20, 4);
         assert_eq!((batch.inputs.len(), batch.first_position), (32, 0));
@@ -473,7 +473,7 @@ mod tests {
         assert_ne!(address(), first, "the next epoch has its own");
     }
 
-    /// Compile-time check.
+    /// Checks the trait bounds at compile time.
     #[test]
     fn windows_are_send_and_sync() {
         fn assert_shared<T: Send + Sync>() {}

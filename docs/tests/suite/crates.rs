@@ -1,14 +1,14 @@
 //! Checks the architecture chapter's statements about the crates: dependencies and forbidden names.
 //!
-//! The diagram `docs/src/pictures/crates.svg` is generated. Positions are set by hand here, and arrows come
-//! from the manifests, without those that others imply. The test fails if the diagram is stale.
-//! `WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test suite` rewrites it.
+//! The diagram `docs/src/pictures/crates.svg` is generated. `PLACES` sets the positions by hand. The arrows
+//! come from the manifests; an arrow that others imply is omitted. The test fails if the diagram is stale.
+//! `WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test suite` rewrites the diagram.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Crates with the column and row of their boxes' centers, and a short description.
+/// Crates, each with the column and the row of its box, and a short description.
 const PLACES: [(&str, f64, f64, &str); 23] = [
     ("cli", 1.0, 0.0, "the program"),
     ("python", 2.0, 0.0, "the package"),
@@ -43,14 +43,14 @@ const ROW: f64 = 78.0;
 const BOX: (f64, f64) = (136.0, 44.0);
 const MARGIN: f64 = 16.0;
 
-/// Direct dependencies of each crate, by folder names.
+/// Direct dependencies of each crate, by folder name.
 type Needs = BTreeMap<String, BTreeSet<String>>;
 
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns the workspace's crates that each manifest lists under `[dependencies]`.
+/// Returns the workspace crates that each manifest lists under `[dependencies]`.
 fn needs() -> Needs {
     let folder_of = |package: &str| match package.strip_prefix("candle-gpt2") {
         Some("") => Some("gpt2".to_owned()),
@@ -165,7 +165,7 @@ fn crate_diagram_matches_the_manifests() {
     );
 }
 
-/// Names that a crate's code must not contain, and the reason.
+/// Crates, the names that their code must not contain, and the reason.
 const NEVER: [(&[&str], &[&str], &str); 5] = [
     (
         &["training"],
@@ -213,16 +213,16 @@ fn crates_avoid_forbidden_names() {
                         folders.push(path);
                         continue;
                     }
-                    // This file measures a checkpoint's `max_time` if the caller passes no clock.
+                    // This file reads the clock for a checkpoint's `max_time` if the caller passes no clock.
                     if path.ends_with("engine/src/clock.rs") {
                         continue;
                     }
-                    // These files time out if the Hub does not respond.
+                    // These files read the clock for timeouts, in case the Hub does not respond.
                     if path.ends_with("engine/src/hub/client.rs") || path.ends_with("engine/src/hub/http.rs")
                     {
                         continue;
                     }
-                    // This file bounds the fraction of time that slow grammars take.
+                    // This file limits the fraction of the time that slow grammars take.
                     if path.ends_with("grammar/src/process.rs") {
                         continue;
                     }
@@ -230,7 +230,7 @@ fn crates_avoid_forbidden_names() {
                     if path.ends_with("api/src/description.rs") {
                         continue;
                     }
-                    // Pictures and pages are next to the code.
+                    // Skip the pictures and pages that are next to the code.
                     if path.extension().is_none_or(|ending| ending != "rs") {
                         continue;
                     }

@@ -41,7 +41,7 @@ const CRATES: [&str; 20] = [
 /// Path of a module in its crate: the names below the root.
 type ModulePath = Vec<String>;
 
-/// File of a module; a module has two files where a feature selects one.
+/// Source file of a module; a module has two files if a feature selects between them.
 struct File {
     path: PathBuf,
     /// Code without comments, strings, tests and imports.
@@ -111,7 +111,7 @@ fn item_length(code: &str) -> usize {
     code.len()
 }
 
-/// Collects the names in a tree such as `a::{b, c::{self, d as e}, *}`, each with its path.
+/// Collects the names in a `use` tree such as `a::{b, c::{self, d as e}, *}`, each with its path.
 fn tree(text: &str, before: &[String], found: &mut Vec<(Vec<String>, String)>) {
     let text = text.trim();
     if let Some(open) = text.find('{') {
@@ -145,12 +145,12 @@ fn segments(path: &str) -> Vec<String> {
     path.split("::").map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-/// Reads a file and the files of its modules.
+/// Reads a file and the files of its submodules.
 fn read(path: &Path, module: &ModulePath, folder: &Path, modules: &mut Modules) {
     let whole = std::fs::read_to_string(path).unwrap();
     let mut file =
         File { path: path.to_owned(), words: String::new(), items: BTreeSet::new(), imports: vec![] };
-    // Attributes quote module paths, which `plain` removes, so search the whole text.
+    // `plain` removes the quoted module paths in attributes, so search the original text.
     let path_of = |name: &str| {
         let (before, _) = whole.split_once(&format!("mod {name};"))?;
         let attributes = &before[before.rfind([';', '}', '{']).map_or(0, |end| end + 1)..];
@@ -161,7 +161,7 @@ fn read(path: &Path, module: &ModulePath, folder: &Path, modules: &mut Modules) 
     let mut rest = code.as_str();
     while let Some(line) = rest.split_inclusive('\n').next() {
         if line.starts_with("#[cfg(test)]") {
-            // Skip the other attributes of the item, and the item.
+            // Skip the item's other attributes and the item itself.
             rest = &rest[line.len()..];
             while rest.starts_with("#[") {
                 rest = &rest[rest.find('\n').map_or(rest.len(), |end| end + 1)..];
@@ -218,7 +218,7 @@ fn read(path: &Path, module: &ModulePath, folder: &Path, modules: &mut Modules) 
     modules.entry(module.clone()).or_default().push(file);
 }
 
-/// Returns the files that define the target of a path, as seen from a module, with the item's name.
+/// Returns the files that define the target of a path in a module, each with the item's name.
 fn defined(
     modules: &Modules,
     module: &ModulePath,
@@ -254,7 +254,7 @@ fn defined(
             let child = [&module[..], std::slice::from_ref(start)].concat();
             ["crate", "super", "self"].contains(&start.as_str()) || modules.contains_key(&child)
         };
-        // All other imports come from other crates.
+        // All other imports are from other crates.
         is_known |= file.imports.iter().any(|import| import.name == *first && !is_own(&import));
         for import in file.imports.iter().filter(is_own) {
             if import.name == *first {
@@ -275,13 +275,13 @@ fn defined(
     found
 }
 
-/// Returns the paths in code that consist of at least two names.
+/// Returns the paths in the code that consist of at least two names.
 fn paths(words: &str) -> BTreeSet<Vec<String>> {
     let letters = words.split(|letter: char| !is_word(letter) && letter != ':');
     letters.map(segments).filter(|path| path.len() > 1).collect()
 }
 
-/// Maps each file to the files it depends on, each with one item used from it.
+/// Maps each file to the files that it depends on, each with one of the items that it uses.
 fn needs(name: &str) -> BTreeMap<PathBuf, BTreeMap<PathBuf, String>> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates").join(name).join("src");
     let mut modules = Modules::new();
@@ -302,7 +302,7 @@ fn needs(name: &str) -> BTreeMap<PathBuf, BTreeMap<PathBuf, String>> {
                 for word in words.iter().filter(|word| !file.items.contains(**word)) {
                     let path = [&glob.path[..glob.path.len() - 1], &[(*word).to_owned()]].concat();
                     let of_glob = defined(&modules, module, &path, false, &mut BTreeSet::new());
-                    // A name that the module does not define could be any word of the code.
+                    // A name that the module does not define could be any word in the code.
                     let is_shown = |(path, name): &(PathBuf, String)| {
                         modules.values().flatten().any(|file| file.path == *path && file.items.contains(name))
                     };

@@ -1,4 +1,4 @@
-//! Generates files from the option structs of models, views, evaluation and training.
+//! Generates files from the option structs for models, views, evaluation and training.
 //!
 //! clap describes the fields. The generated parts are the signatures and stubs of Python's views, `evaluate`
 //! and `tokenize`, and a page of the book. The test fails if a file is stale; see `options.rs`.
@@ -19,11 +19,11 @@ use clap::{Arg, ArgAction, Args, Command};
 
 use super::options::{expect_file, generation_sections, with_between};
 
-/// Lines of the stub before and after the views.
+/// Lines that precede and follow the views in the stub.
 const STUB: [&str; 2] = ["    # Generated from the options of the analyses.\n", "    # Other methods.\n"];
-/// Evaluation options that Python replaces with other parameters; its `base` is a model.
+/// Evaluation options that Python replaces with other parameters; in Python, `base` is a model.
 const EXCLUDED_FROM_EVALUATE: [&str; 4] = ["protocols", "data", "base", "base_dtype"];
-/// Reserved words of Python.
+/// Reserved words in Python.
 const RESERVED: [&str; 3] = ["as", "from", "with"];
 
 fn command<T: Args>() -> Command {
@@ -32,7 +32,7 @@ fn command<T: Args>() -> Command {
 
 /// Method of Python's `Model`.
 ///
-/// `named` lists the parameters with types given here, and `without` the options that are not keywords.
+/// `named` lists the parameters whose types are set by hand, and `without` the options that are not keywords.
 struct Method {
     name: &'static str,
     /// Python type of the details in the method's picture.
@@ -79,7 +79,7 @@ fn methods() -> Vec<Method> {
     ]
 }
 
-/// Returns the name of an option in every front end except the command line.
+/// Returns an option's name in every front end except the command line.
 fn name(option: &Arg) -> String {
     option.get_long().unwrap_or(option.get_id().as_str()).replace('-', "_")
 }
@@ -120,7 +120,7 @@ fn python_type(option: &Arg) -> String {
     let known = types.iter().find(|(id, _)| option.get_value_parser().type_id() == *id);
     let (_, known) = known.unwrap_or_else(|| panic!("{}: no Python type", option.get_id()));
     match option.get_action() {
-        // One file or several.
+        // A single file or a list of files.
         ArgAction::Append if *known == "_Path" => "_Path | Sequence[_Path]".into(),
         ArgAction::Append => format!("Sequence[{known}]"),
         _ => (*known).to_owned(),
@@ -143,14 +143,14 @@ fn options<'a>(command: &'a Command, without: &'a [&str]) -> impl Iterator<Item 
     command.get_arguments().filter(move |option| !without.contains(&name(option).as_str()))
 }
 
-/// Returns the keywords in the form of a signature.
+/// Returns the Python signature that accepts the options as keywords.
 fn signature(named: &str, command: &Command, without: &[&str], last: &str) -> String {
     let keywords = options(command, without)
         .map(|option| format!("{}={}, ", keyword(option), python_default(option).replace('"', "'")));
     format!("({named}, *, {}{last})", keywords.collect::<String>()).replace(", )", ")")
 }
 
-/// Returns the stub lines of a method's options, one line each.
+/// Returns the stub lines for a method's options, one line per option.
 fn stub(command: &Command, without: &[&str]) -> String {
     let line = |option: &Arg| {
         let (name, kind, default) = (keyword(option), python_type(option), python_default(option));
@@ -166,7 +166,7 @@ fn python_signatures_match_the_options() {
         methods().iter().fold(found.to_owned(), |text, Method { name, options, named, without, .. }| {
             let names: Vec<_> = named.iter().map(|(name, _)| *name).collect();
             let without = [&names[..], without].concat();
-            // Methods with an optional text are written separately. All others are rows of a macro.
+            // Methods with an optional text are written separately. All others are entries in a macro.
             let own = match *name {
                 "heads" => Some(("(text = None, **options)", "text=None")),
                 "features" => Some(("(text, sae = None, **options)", "text, sae='built-in'")),
@@ -265,7 +265,7 @@ fn tokenize_stub_matches_its_options() {
     expect_file("python/candle_gpt2/_native.pyi", |found| with_between(found, ends, &options));
 }
 
-/// Checks only the names: types are written by hand, because clap does not list the values of a string.
+/// Checks only the names, because types are written by hand: clap does not list a string's values.
 #[test]
 fn training_stub_lists_its_options() {
     expect_file("python/candle_gpt2/_native.pyi", |found| {

@@ -1,6 +1,6 @@
 //! Generates files from the table of generation options (`crates/generation/src/config/table.rs`).
 //!
-//! The generated parts are the types and the docstring of the Python package, and tables of the book. The
+//! The generated parts are the types and the docstring of the Python package, and tables in the book. The
 //! test fails if a file is stale. `WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite` rewrites the
 //! files.
 
@@ -10,10 +10,10 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_gpt2_generation::{OPTIONS, OptionRow};
 
-/// Lines of the stub before and after the options.
+/// Lines that precede and follow the options in the stub.
 const STUB: [&str; 2] = ["    # Generated from the table of options.\n", "\nclass _GenerationConfig("];
 
-/// Text before and after the option names in the package's docstring.
+/// Text that precedes and follows the option names in the package's docstring.
 const DOCSTRING: [&str; 2] = ["``GenerationConfig``:\n\n", "\n- of this package: "];
 
 /// Returns the Python type for the Rust type of an option.
@@ -32,7 +32,7 @@ fn python_type(option: &OptionRow) -> &'static str {
     }
 }
 
-/// Returns the default value as readers see it.
+/// Returns the default value as the book's tables show it.
 fn default_of(option: &OptionRow) -> String {
     match option.default {
         "MAX_NEW_TOKENS" => candle_gpt2_generation::MAX_NEW_TOKENS.to_string(),
@@ -42,7 +42,7 @@ fn default_of(option: &OptionRow) -> String {
     }
 }
 
-/// Lock on the files, because several tests write parts of the same file.
+/// Lock for the files, because several tests write parts of the same file.
 static FILES: Mutex<()> = Mutex::new(());
 
 pub(crate) fn expect_file(path: &str, change: impl Fn(&str) -> String) {
@@ -100,7 +100,7 @@ fn docstring_lists_the_generation_options() {
     expect_file("python/candle_gpt2/__init__.py", |found| with_between(found, DOCSTRING, &names));
 }
 
-/// Returns the page's sections of generation options, one table for each group.
+/// Returns the page's sections on generation options, with one table for each group.
 pub(crate) fn generation_sections() -> String {
     let (mut page, mut group) = (String::new(), "");
     for option in OPTIONS {

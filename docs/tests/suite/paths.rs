@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Folders whose file names are checked.
 const FOLDERS: [&str; 7] = ["crates/", "scripts/", "models/", "docs/", "python/", "examples/", "web/"];
-/// Names to skip: build results and placeholders.
+/// Names to skip: build output and placeholders.
 const NOT_FILES: [&str; 2] = ["web/dist", "NAME"];
 
 #[test]
@@ -22,7 +22,7 @@ fn files_named_in_the_book_exist() {
         let mut is_block = false;
         for (number, line) in text.lines().enumerate() {
             is_block ^= line.trim_start().starts_with("```");
-            // Text inside backquotes: the second piece, the fourth, and so on.
+            // Every second piece is text inside backquotes.
             let quoted = line.split('`').skip(1).step_by(2).filter(|_| !is_block);
             for name in quoted.flat_map(str::split_whitespace) {
                 let is_file = FOLDERS.iter().any(|folder| name.starts_with(folder));
@@ -90,7 +90,7 @@ fn parts(code: &str) -> impl Iterator<Item = &str> {
     found.filter(|part| part.starts_with(|letter: char| letter.is_alphabetic()))
 }
 
-/// Checks that commands that install or add a package name a clone or the repository.
+/// Checks that every command that installs or adds a package does so from a clone or the repository.
 ///
 /// The packages are not on any registry.
 #[test]
@@ -182,12 +182,12 @@ fn test_names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Returns all pages in a folder and below.
+/// Returns all pages in a folder and its subfolders.
 fn pages(folder: &Path) -> Vec<PathBuf> {
     files(folder, "md")
 }
 
-/// Returns all files in a folder and below whose names have this extension.
+/// Returns all files with this extension in a folder and its subfolders.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let found = paths.flat_map(|path| if path.is_dir() { files(&path, extension) } else { vec![path] });

@@ -1,11 +1,11 @@
-//! Checks that texts for users are in plain words, without phrases that read as translated.
+//! Checks that user-facing text is in plain words, without phrases that read as translated.
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::crates::root;
 
-/// Phrases in lower case, with their replacements.
+/// Lowercase phrases, each with its replacement.
 const PHRASES: [(&str, &str); 49] = [
     ("whoever", "users, callers, for programs that …"),
     ("nobody", "no caller, no client; or say it of the thing"),
@@ -58,7 +58,7 @@ const PHRASES: [(&str, &str); 49] = [
     ("memory of keys and values", "KV cache"),
 ];
 
-/// Folders to skip: build results, tests and their data, and the tools that made the built-in model.
+/// Folders to skip: build output, tests and their data, and the tools that made the built-in model.
 const SKIPPED: [&str; 6] = ["target", "dist", "node_modules", "tests", "fixtures", "workshop"];
 /// Kinds of files to check.
 const KINDS: [&str; 8] = ["md", "rs", "cu", "py", "pyi", "js", "mjs", "ts"];
@@ -96,7 +96,7 @@ fn files(mut folders: Vec<PathBuf>, skipped: &[&str], kinds: &[&str]) -> Vec<Pat
     found
 }
 
-/// Returns the lines in lower case, without markers of comments, quotes and string continuations.
+/// Returns the lines in lower case, without the markers of comments, quotes and continued strings.
 fn lines(text: &str) -> Vec<String> {
     let is_mark = |mark: char| mark.is_whitespace() || "/!#*>\\".contains(mark);
     text.lines().map(|line| line.trim_matches(is_mark).to_lowercase()).collect()
@@ -126,14 +126,14 @@ fn user_facing_texts_avoid_translated_phrases() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// First words of comments that do not name the item.
+/// Words that must not begin a comment, because they do not name the item.
 const BAD_FIRST_WORDS: [&str; 7] = ["What", "How", "Who", "Where", "Those", "As", "Of"];
 /// Maximum length of the first line of a doc comment in characters.
 const MAX_FIRST_LINE: usize = 100;
 /// Maximum length of a sentence in words.
 const MAX_WORDS: usize = 35;
 
-/// Consecutive lines of one kind of comment.
+/// Consecutive comment lines of the same kind.
 struct Comment<'a> {
     /// Number of the first line, counted from 1.
     line: usize,
@@ -141,11 +141,11 @@ struct Comment<'a> {
     marker: &'a str,
     /// Lines without the marker and the space after it.
     text: Vec<&'a str>,
-    /// Source after the comment.
+    /// Source lines after the comment.
     code: &'a [&'a str],
 }
 
-/// Returns the comments on lines of their own.
+/// Returns the comments that are on lines of their own.
 fn comments<'a>(lines: &'a [&'a str]) -> Vec<Comment<'a>> {
     let mut comments: Vec<Comment> = Vec::new();
     for (index, line) in lines.iter().enumerate() {
@@ -198,7 +198,7 @@ impl Comment<'_> {
             text.split_inclusive(['.', '!', '?', ':', ';']).fold(
                 vec![String::new()],
                 |mut sentences, part| {
-                    // A mark ends a sentence only if a space follows.
+                    // A punctuation mark ends a sentence only if a space follows.
                     if part.starts_with(' ') {
                         sentences.push(String::new());
                     }

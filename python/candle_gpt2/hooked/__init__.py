@@ -21,7 +21,7 @@ utilities = utils
 #: Name of the class in SAELens. Every model accepts autoencoders.
 HookedSAETransformer = HookedTransformer
 
-# TransformerLens' modules, importable from both packages, so that old imports need only a different package name.
+# TransformerLens' modules. Both packages export them, so that old imports need only a different package name.
 _MODULES = {
     "ActivationCache": cache,
     "FactoredMatrix": factored_matrix,

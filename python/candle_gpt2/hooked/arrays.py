@@ -1,7 +1,7 @@
 """Conversions between numpy arrays and torch tensors.
 
-The package computes with numpy and returns tensors to callers that use torch. Nothing here imports torch, because tensors come
-only from callers that have imported it.
+The package computes with numpy and returns tensors to callers that use torch. This module never imports
+torch, because only callers that have imported torch pass tensors.
 """
 
 import sys
@@ -122,7 +122,7 @@ class Kind:
 
     @contextmanager
     def of(self, value: Any) -> Iterator[None]:
-        """Context manager that outputs tensors if the caller passed one."""
+        """Context manager inside which outputs are tensors if `value` is or contains one."""
         before, self.is_torch = self.is_torch, self.is_torch or has_tensor(value)
         try:
             yield

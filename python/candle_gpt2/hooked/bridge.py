@@ -15,7 +15,7 @@ class TransformerBridge(HookedTransformer):
     >>> model = TransformerBridge.boot_transformers("gpt2")
     >>> model.enable_compatibility_mode()
 
-    After the last line it is equivalent to `HookedTransformer.from_pretrained("gpt2")`.
+    After the last line, `model` is equivalent to `HookedTransformer.from_pretrained("gpt2")`.
     """
 
     @classmethod

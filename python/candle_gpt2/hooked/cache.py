@@ -1,4 +1,4 @@
-"""`ActivationCache`: the activations of a run, and analyses of them."""
+"""`ActivationCache`: the activations from a run, and analyses of these activations."""
 
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any, Literal, Protocol
@@ -28,12 +28,12 @@ class CachedModel(Protocol):
 
 
 class ActivationCache:
-    """Activations by hook point.
+    """Activations keyed by hook point.
 
     Examples: ``cache["blocks.3.attn.hook_z"]``, ``cache["z", 3]``, ``cache["z", -1]``, ``cache["scale", 0, "ln1"]``.
 
     The first axis of a stack is the component, followed by batch, position and residual width C. The batch axis is absent in a
-    cache without one, and the position axis after a pos_slice with a single position. `apply_ln` divides by the norm's scale in
+    cache without one, and the position axis after a pos_slice with a single position. `apply_ln` divides by the norm's scale from
     this run.
     """
 
@@ -55,7 +55,7 @@ class ActivationCache:
         name = name if name in self.cache_dict else version_2_name(name)
         if name not in self.cache_dict:
             known = name in self.model.hook_dict
-            excluded = f"{name!r} is not in this cache; names_filter excluded it, or the hook point is off"
+            excluded = f"{name!r} is not in this cache; names_filter excluded it, or the hook point is disabled"
             raise KeyError(excluded if known else unknown_hook_point(name, self.model.hook_dict))
         return self.cache_dict[name]
 
@@ -120,14 +120,14 @@ class ActivationCache:
     def _stacked(
         self, rows: list[np.ndarray], labels: list[str], return_labels: bool, layer: int | None = None, **ln: Any
     ) -> Any:
-        """Stacks components and their labels, and applies the norm of `layer` if `ln` has arguments for it."""
+        """Stacks components, and applies the norm before `layer` if `ln` contains arguments for the norm."""
         stack = np.stack(rows) if rows else np.zeros((0, *self._array("hook_embed").shape), np.float32)
         if ln:
             stack = self._normalized(stack, layer, **ln)
         return (self._out(stack), labels) if return_labels else self._out(stack)
 
     def stack_activation(self, activation_name: str, layer: int = -1, sublayer_type: str | None = None) -> Any:
-        """Stacks the activations at one hook point of every block before `layer`, (L, …)."""
+        """Stacks the activations at one hook point in every block before `layer`, (L, …)."""
         return self._out(np.stack([self._array(activation_name, i, sublayer_type) for i in range(self._layer(layer))]))
 
     def accumulated_resid(
@@ -142,7 +142,7 @@ class ActivationCache:
         """Stacks the residual stream before every block up to `layer`, for a logit lens.
 
         The default includes the output of the last block. At the end of the stream, apply_ln uses each row's own statistics, as in
-        TransformerLens 4; before a block it uses the scale of the run.
+        TransformerLens 4; before a block it uses the scale from the run.
         """
         layer, part = self._layer(layer), Slice.of(pos_slice)
         names: list[tuple[str, str, int]] = []
@@ -170,7 +170,7 @@ class ActivationCache:
         incl_embeds: bool = True,
         return_labels: bool = False,
     ) -> Any:
-        """Decomposes the residual stream before `layer`: embeddings, then attention and MLP of each block."""
+        """Decomposes the residual stream before `layer`: embeddings, then each block's attention and MLP outputs."""
         layer, part = self._layer(layer), Slice.of(pos_slice)
         names: list[tuple[str, tuple[Any, ...]]] = []
         if incl_embeds:
@@ -184,7 +184,7 @@ class ActivationCache:
         return self._stacked(rows, [label for label, _ in names], return_labels, layer, **ln)
 
     def compute_head_results(self) -> None:
-        """Adds `hook_result`, the output of each head, computed from `hook_z` unless the run stored it."""
+        """Adds `hook_result`, the output of each head, computed from `hook_z` unless the run recorded it."""
         for i, block in enumerate(self.model.blocks):
             name = f"blocks.{i}.attn.hook_result"
             if name not in self.cache_dict:
@@ -219,7 +219,7 @@ class ActivationCache:
     def get_neuron_results(
         self, layer: int, neuron_slice: Any = None, pos_slice: Any = None, project_output_onto: Any = None
     ) -> Any:
-        """Computes the contribution of each neuron of a block, (…, M, C).
+        """Computes the contribution of each neuron in a block, (…, M, C).
 
         project_output_onto: directions (C) or (C, n) to project the contributions onto; the result is (…, M) or (…, M, n).
         """
@@ -319,7 +319,7 @@ class ActivationCache:
         has_batch_dim: bool = True,
         recompute_ln: bool = False,
     ) -> Any:
-        """Applies the norm before `layer` to components, with the scale of this run.
+        """Applies the norm before `layer` to components, with the scale from this run.
 
         layer: None and −1 mean the norm before the logits. pos_slice: positions of the scale; the stack must contain only these.
         recompute_ln: at the end of the stream, use each row's own statistics.
@@ -361,7 +361,7 @@ class ActivationCache:
     ) -> Any:
         """Direct logit attribution: contributions of components to a token's logit, or to a logit difference.
 
-        Uses the norm's scale of this run. The result has no C axis. tokens: a single-token text, an id, or ids per row of the batch
+        Uses the norm's scale from this run. The result has no C axis. tokens: a single-token text, an id, or ids per row of the batch
         (b) or per position (b, p). No component includes b_U.
         """
 

@@ -66,7 +66,7 @@ def _gated(factor: float) -> "Activation":
     return lambda x: x * _sigmoid(steep * x), slope
 
 
-# Function and derivative.
+# Activation function and its derivative.
 Activation = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
 ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": (gelu_new, _gelu_new_slope),
@@ -81,7 +81,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-# Activations for live tensors.
+# Activation functions for live tensors.
 LIVE_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu_new": lambda x: torch_module().nn.functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: torch_module().nn.functional.gelu(x, approximate="tanh"),
@@ -108,20 +108,20 @@ def softmax(x: Any) -> Any:
 
 
 def by_head(x: Any, weights: Any) -> Any:
-    """Multiplies x (…, H, a) by the matrix of each head, weights (H, a, b). Returns (…, H, b)."""
+    """Multiplies x (…, H, a) by each head's matrix, weights (H, a, b). Returns (…, H, b)."""
     rows = x.reshape(-1, *x.shape[-2:]).swapaxes(0, 1)
     return (rows @ weights).swapaxes(0, 1).reshape(*x.shape[:-1], weights.shape[-1])
 
 
 class Weighted(Module):
-    """Module whose weights are attributes named as in `weights`."""
+    """Module whose weights are attributes with the names in `weights`."""
 
     def __init__(self, kind: Kind, **weights: np.ndarray) -> None:
         self.kind = kind
         self._weights = weights
         # Tensors that share memory with the weights and hold their gradients.
         self._tensors: dict[str, Any] = {}
-        # Checksum of the weights before the first access, after which callers may change them.
+        # Checksum of the weights at their first access. Callers may change them from then on.
         self._checksum: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -212,7 +212,7 @@ class PosEmbed(Weighted):
     weights = ("W_pos",)
 
     def forward(self, tokens: Any, past_kv_pos_offset: int = 0, attention_mask: Any = None) -> Any:
-        """Returns the vectors of the positions starting at past_kv_pos_offset."""
+        """Returns the vectors for the positions that start at past_kv_pos_offset."""
         mask = None if attention_mask is None else array(attention_mask)
         return like(tokens, self.compute(array(tokens), past_kv_pos_offset, mask))
 
@@ -250,7 +250,7 @@ class LayerNorm(Weighted):
 
 
 class Attention(Weighted):
-    """Causal self-attention. Inputs are normalized, (b, p, C), or (b, p, H, C) with one per head."""
+    """Causal self-attention. Inputs are normalized: (b, p, C), or (b, p, H, C) with a separate input for each head."""
 
     weights = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
 
@@ -408,7 +408,7 @@ class TransformerBlock(Module):
         return self.hook_resid_post(added(resid_mid, mlp_out))
 
     def _attention_inputs(self, resid_pre: Any) -> list[Any]:
-        """Returns a single input for queries, keys and values, or one for each."""
+        """Returns one shared input for queries, keys and values, or a separate input for each."""
 
         def repeated() -> Any:
             one = resid_pre[:, :, None]

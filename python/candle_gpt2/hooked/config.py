@@ -29,7 +29,7 @@ class HookedTransformerConfig:
     # -1 means sqrt(d_head).
     attn_scale: float = -1.0
     scale_attn_by_inverse_layer_idx: bool = False
-    # "LNPre" after the weights of the norms are folded into the next layers.
+    # "LNPre" after the norms' weights are folded into the next layers.
     normalization_type: str | None = "LN"
     default_prepend_bos: bool = True
     use_attn_result: bool = False
@@ -40,7 +40,7 @@ class HookedTransformerConfig:
     init_mode: str = "gpt2"
     initializer_range: float = -1.0
     init_weights: bool = True
-    # The same for every GPT-2.
+    # These settings are the same for every GPT-2.
     positional_embedding_type: str = "standard"
     attention_dir: str = "causal"
     original_architecture: str = "GPT2LMHeadModel"
@@ -90,9 +90,9 @@ class HookedTransformerConfig:
         if str(self.dtype).removeprefix("torch.") not in ("float32", "f32"):
             raise ValueError(f"dtype={self.dtype!r}: this model computes in float32")
         if self.act_fn is None:
-            raise ValueError("act_fn: missing; pass the activation function of the MLPs, such as 'gelu_new'")
+            raise ValueError("act_fn: missing; pass the MLPs' activation function, such as 'gelu_new'")
         if self.d_vocab < 1:
-            raise ValueError("d_vocab: missing; pass the size of the vocabulary")
+            raise ValueError("d_vocab: missing; pass the vocabulary size")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all settings as a dict."""
@@ -106,7 +106,7 @@ class HookedTransformerConfig:
         """
         own = {field.name for field in fields(cls)}
         for name, value in values.items():
-            # Settings of other architectures are ignored if they are off.
+            # Settings for other architectures are ignored if they are off.
             is_off = value is None or value is False or value == -1.0 or name.startswith(_IGNORED)
             if name not in own and not is_off:
                 nearest = difflib.get_close_matches(name, own, n=1)
@@ -116,14 +116,14 @@ class HookedTransformerConfig:
 
     @classmethod
     def unwrap(cls, config: Any) -> "HookedTransformerConfig":
-        """Returns a copy of a configuration, which may be TransformerLens' or a dict."""
+        """Copies a configuration, which may also be a TransformerLens configuration or a dict."""
         if isinstance(config, cls):
             return replace(config)
         return cls.from_dict(dict(config) if isinstance(config, dict) else config.to_dict())
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any], name: str) -> "HookedTransformerConfig":
-        """Creates the configuration of a model from its config.json."""
+        """Creates the configuration for a model from its config.json."""
         if config.get("add_cross_attention"):
             raise ValueError(f"{name}: TransformerLens does not support cross-attention; use Model.run_with_cache")
         width, heads = config["n_embd"], config["n_head"]

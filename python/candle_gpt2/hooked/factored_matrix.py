@@ -97,7 +97,7 @@ class FactoredMatrix:
     def __mul__(self, scalar: Any) -> "FactoredMatrix":
         factor = array(scalar)
         if factor.size != 1:
-            raise AssertionError(f"* takes one number, found shape {factor.shape}; use @ for products of matrices")
+            raise AssertionError(f"* needs a single number, found shape {factor.shape}; use @ for matrix products")
         # Use the dtype of A, because a Python number has none.
         return self._new(self._a * self._a.dtype.type(factor.item()), self._b)
 
@@ -136,7 +136,7 @@ class FactoredMatrix:
 
     @property
     def Vh(self) -> Any:
-        """Name of V in TransformerLens 2.x."""
+        """Name for V in TransformerLens 2.x."""
         return self.V
 
     @property

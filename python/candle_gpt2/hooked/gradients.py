@@ -1,7 +1,7 @@
 """Backward pass without torch, from the logits to every hook point.
 
 Each step is the transpose of a step in `components`. The pass differentiates norms, attention patterns and activations, but
-computes no gradients of weights.
+computes no weight gradients.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from .arrays import array
 from .components import LayerNorm, TransformerBlock, by_head
 from .hook_points import HookPoint
 
-# Activations that the backward pass of a block needs.
+# Activations that a block's backward pass needs.
 _RECORDED = ("hook_resid_pre", "hook_resid_mid", "hook_mlp_in", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_pattern", "mlp.hook_pre")
 
 
 class Tape:
-    """Recorded activations of a run."""
+    """Recorded activations from a run."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -31,7 +31,7 @@ class Tape:
         model, before = self.model, {}
         if model.acts_to_saes:
             saes = ", ".join(model.acts_to_saes)
-            raise NotImplementedError(f"{saes}: arrays have no gradients through SAEs; use tensors='torch', or reset_saes")
+            raise NotImplementedError(f"{saes}: arrays have no gradients through SAEs; pass tensors='torch', or call reset_saes first")
 
         def note(value: Any, hook: HookPoint) -> None:
             before[hook.name] = array(value).copy()

@@ -41,7 +41,7 @@ def detect_head(
             raise AssertionError(f"detection_pattern: expected a matrix or one of {HEAD_NAMES}, found {detection_pattern!r}")
         if isinstance(seq, list):
             if cache is not None:
-                raise ValueError("cache: a cache covers one text, found a list of texts")
+                raise ValueError("cache: expected a single text with a cache, found a list of texts")
             scores = [array(detect_head(model, one, detection_pattern, heads, **options)) for one in seq]
             return model.kind.out(np.mean(scores, 0))
         detection_pattern = _PATTERNS[detection_pattern](tokens)

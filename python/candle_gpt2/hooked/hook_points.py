@@ -42,7 +42,7 @@ _VERSION_4_NAMES = {
 
 
 def version_2_name(name: str) -> str:
-    """Translates a hook point name of TransformerLens 4 to version 2.x, whose names this package uses.
+    """Translates a hook point name from TransformerLens 4 to version 2.x, whose names this package uses.
 
     For example, `blocks.3.hook_in` is `blocks.3.hook_resid_pre`.
     """
@@ -160,7 +160,7 @@ class Module:
 
 @dataclass
 class LensHandle:
-    """Handle of an added hook."""
+    """Handle for an added hook."""
 
     hook: Hook
     is_permanent: bool = False
@@ -168,7 +168,7 @@ class LensHandle:
 
 
 class HookPoint(Module):
-    """Hook point.
+    """Point at which hooks observe or replace an activation.
 
     A hook is called as ``f(value, hook=hook_point)``. Its result replaces the value unless it is None.
     """
@@ -179,7 +179,7 @@ class HookPoint(Module):
         self.bwd_hooks: list[LensHandle] = []
         #: State that hooks keep between calls, until the hooks are reset.
         self.ctx: dict[Any, Any] = {}
-        # Callbacks that read the value after all hooks, such as those of transcoders.
+        # Callbacks, such as a transcoder's, that read the value after all hooks.
         self.readers: list[Callable[[Any], None]] = []
 
     def forward(self, value: Any) -> Any:
@@ -211,7 +211,7 @@ class HookPoint(Module):
         return gradient
 
     def _returned(self, hook: Hook, found: Any, value: Any) -> Any:
-        """Converts the result of a hook to a live tensor or an array with the dtype of the value.
+        """Converts a hook's result to a live tensor, or to an array with the dtype of `value`.
 
         Raises a ValueError if the shape does not match. The batch may grow from size 1 or shrink to size 1.
         """
@@ -254,7 +254,7 @@ class HookPoint(Module):
     def remove_hooks(
         self, dir: str = "fwd", including_permanent: bool = False, level: int | None = None
     ) -> None:
-        """Removes all hooks except permanent ones, or only those of one context."""
+        """Removes all hooks except permanent ones, or only those that were added in one context."""
 
         def stays(handle: LensHandle) -> bool:
             if including_permanent:
@@ -331,7 +331,7 @@ class HookedRootModule(Module):
     ) -> None:
         """Adds a hook to the named hook point, or to all hook points whose names a function accepts.
 
-        It remains until reset_hooks.
+        The hook remains until reset_hooks.
         """
         for point in self._points_for(name, hook):
             point.add_hook(hook, dir, is_permanent, level, prepend)
@@ -341,7 +341,7 @@ class HookedRootModule(Module):
         self.add_hook(name, hook, dir, is_permanent=True)
 
     def _points_for(self, name: Name, hook: Hook) -> list[HookPoint]:
-        """Returns the hook points to which a hook is added.
+        """Returns the hook points that a hook is added to.
 
         Raises an error for a named hook point that is disabled, and warns if a function selects only disabled ones.
         """
@@ -363,7 +363,7 @@ class HookedRootModule(Module):
         switches = [switch for name in names if (switch := self.switch(name)) is not None]
         if names and len(switches) == len(names):
             turned_on = " and ".join(f"model.{switch}(True)" for switch in dict.fromkeys(switches))
-            warn(f"the name filter selects only hook points that are off, such as {names[0]}; they are computed after {turned_on}")
+            warn(f"the name filter selects only disabled hook points, such as {names[0]}; enable them with {turned_on}")
 
     def remove_all_hook_fns(
         self, direction: str = "both", including_permanent: bool = False, level: int | None = None
@@ -391,7 +391,7 @@ class HookedRootModule(Module):
         self.is_caching = False
 
     def as_hooks(self, entry: Any) -> list[tuple[Name, Hook]]:
-        """Converts an entry of fwd_hooks or bwd_hooks to pairs of a name and a hook."""
+        """Converts an entry in fwd_hooks or bwd_hooks to (name, hook) pairs."""
         name, hook = entry
         return [(name, hook)]
 
@@ -403,7 +403,7 @@ class HookedRootModule(Module):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
-        """Context manager that adds hooks and removes them when it exits.
+        """Context manager that adds hooks and removes them on exit.
 
         Backward hooks run in `backward`, which must be called before the exit.
         """

@@ -22,7 +22,7 @@ def is_transformers(value: Any) -> bool:
 def model_of(hf_model: Any, name: str, tokenizer: Any, options: dict[str, Any]) -> tuple[Model, str]:
     """Opens a transformers GPT-2 through a temporary folder.
 
-    The caller removes the folder together with the model. name: folder or Hub name of the tokenizer if `tokenizer` is None, or empty.
+    The caller must remove the folder along with the model. name: the tokenizer's folder or Hub name if `tokenizer` is None; may be empty.
     """
     kind = getattr(hf_model.config, "model_type", None)
     if kind != "gpt2":
@@ -41,7 +41,7 @@ def model_of(hf_model: Any, name: str, tokenizer: Any, options: dict[str, Any]) 
 def model_with(native: Model, weights: Weights) -> tuple[Model, str]:
     """Opens a copy of a model with different weights through a temporary folder.
 
-    The caller removes the folder together with the model.
+    The caller must remove the folder along with the model.
     """
     tensors, folder = weights.checkpoint(), tempfile.mkdtemp()
     try:

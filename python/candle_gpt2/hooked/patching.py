@@ -78,7 +78,7 @@ def generic_activation_patch(
     sizes = {"layer": model.cfg.n_layers, "head": model.cfg.n_heads, "head_index": model.cfg.n_heads}
     sizes |= dict.fromkeys(("pos", "src_pos", "dest_pos"), corrupted_tokens.shape[-1])
     if (index_df is None) == (index_axis_names is None):
-        raise AssertionError("expected either index_axis_names or index_df")
+        raise AssertionError("expected exactly one of index_axis_names and index_df")
     if index_axis_names is not None:
         shape: tuple[int, ...] = tuple(sizes[name] for name in index_axis_names)
         rows: list[Sequence[int]] = list(itertools.product(*map(range, shape)))
@@ -108,7 +108,7 @@ def _patched_logits(
 ) -> Iterable[Any]:
     """Yields the logits of each patched run.
 
-    Computes the blocks before the patched one once per layer.
+    Computes the blocks before the patched block only once per layer.
     """
     before: tuple[int, Any] = (-1, None)
     for index in rows:
@@ -163,7 +163,7 @@ def _stacked(model: Any, tokens: Any, found: Iterable[Any]) -> Any:
 
 
 def get_act_patch_attn_head_all_pos_every(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, metric: Metric) -> Any:
-    """Patches output, queries, keys, values and pattern of each head: (5, layer, head)."""
+    """Patches the output, queries, keys, values and pattern of each head: (5, layer, head)."""
     patches = (
         get_act_patch_attn_head_out_all_pos,
         get_act_patch_attn_head_q_all_pos,
@@ -175,7 +175,7 @@ def get_act_patch_attn_head_all_pos_every(model: Any, corrupted_tokens: Any, cle
 
 
 def get_act_patch_attn_head_by_pos_every(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, metric: Metric) -> Any:
-    """Patches output, queries, keys, values and pattern by head and position: (5, layer, pos, head)."""
+    """Patches the output, queries, keys, values and pattern by head and position: (5, layer, pos, head)."""
     patches = (
         get_act_patch_attn_head_out_by_pos,
         get_act_patch_attn_head_q_by_pos,
@@ -188,7 +188,7 @@ def get_act_patch_attn_head_by_pos_every(model: Any, corrupted_tokens: Any, clea
 
 
 def get_act_patch_block_every(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, metric: Metric) -> Any:
-    """Patches residual stream, attention output and MLP output of each block: (3, layer, pos)."""
+    """Patches the residual stream, attention output and MLP output of each block: (3, layer, pos)."""
     patches = (get_act_patch_resid_pre, get_act_patch_attn_out, get_act_patch_mlp_out)
     return _stacked(model, corrupted_tokens, (patch(model, corrupted_tokens, clean_cache, metric) for patch in patches))
 

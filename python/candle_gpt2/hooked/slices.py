@@ -38,7 +38,7 @@ class Slice:
         return tensor[tuple(index)]
 
     def indices(self, max_ctx: int | None = None) -> np.ndarray:
-        """Returns the selected positions of an axis with length max_ctx."""
+        """Returns the selected positions on an axis of length max_ctx."""
         if self.mode == "int":
             return np.array([self.slice], dtype=np.int64)
         if max_ctx is None:

@@ -1,4 +1,4 @@
-"""Sparse autoencoders and transcoders at hook points of a model, with or without an error term."""
+"""Sparse autoencoders and transcoders at a model's hook points, with or without an error term."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +17,11 @@ from .config import HookedTransformerConfig
 from .hook_points import HookPoint, HookedRootModule, version_2_name
 from .warned import warn
 
-# Weights of all architectures, by their names in SAELens.
+# SAELens' names for the weights, across all architectures.
 _WEIGHTS = ("W_enc", "b_enc", "b_gate", "r_mag", "b_mag", "threshold", "W_dec", "b_dec", "W_skip")
 # Added to the standard deviation of a normalized input, as in SAELens.
 _DEVIATION_EPSILON = np.float32(1e-5)
-# Lower bound for the lengths of directions, which latents are divided by.
+# Lower bound for the direction lengths by which latents are divided.
 _LEAST_LENGTH = 1e-8
 
 
@@ -32,7 +32,7 @@ class SAE(Weighted):
     >>> sae.save("my-sae")
 
     cfg: a dict with the keys of SAELens' cfg.json. weights: a dict of arrays or tensors: W_enc (C, F), W_dec (F, C), b_enc (F),
-    b_dec (C), and weights of the architecture, such as threshold (F). use_error_term: add the reconstruction error to the output,
+    b_dec (C), and weights specific to the architecture, such as threshold (F). use_error_term: add the reconstruction error to the output,
     so that the model's predictions do not change until a latent is edited.
 
     The weights are attributes. As tensors they can be trained: `sae.requires_grad_()`, then `sae.W_dec.grad` after `backward`.
@@ -48,7 +48,7 @@ class SAE(Weighted):
         if isinstance(cfg, Dictionary):
             dictionary = cfg
         elif weights is None:
-            raise TypeError("SAE(cfg, weights): expected a dict of weights; SAE.load(folder) reads files")
+            raise TypeError("SAE(cfg, weights): missing weights; pass a dict of weights, or use SAE.load(folder) to read files")
         else:
             text = json.dumps(dict(cfg), default=str)
             dictionary = Dictionary.of_arrays(text, {name: array(value) for name, value in weights.items()})
@@ -67,7 +67,7 @@ class SAE(Weighted):
         # Value of use_error_term before a model changed it.
         self._previous_error_term: bool | None = None
         self.readers: list[Callable[[Any], None]] = []
-        # Input of a transcoder in the current run.
+        # Input to a transcoder in the current run.
         self._read: Any = None
         self.hook_sae_input = HookPoint(kind)
         self.hook_sae_acts_pre = HookPoint(kind)
@@ -80,7 +80,7 @@ class SAE(Weighted):
     def load(
         cls, path: str | PathLike[str], model: Any = None, site: str | None = None, use_error_term: bool = False
     ) -> "SAE":
-        """Reads a SAELens folder, an OpenAI .pt file, or "built-in", a transcoder of the built-in model.
+        """Reads a SAELens folder, an OpenAI .pt file, or for "built-in" a transcoder of the built-in model.
 
         model: a Model or HookedTransformer to check compatibility with. site: the hook point that the SAE was trained on, if its
         files do not record it; for "built-in", the hook point that the transcoder reads.
@@ -106,7 +106,7 @@ class SAE(Weighted):
         folder = Path(release, sae_id)
         if not folder.exists():
             raise FileNotFoundError(
-                f"{folder}: the folder is missing, and SAEs are not downloaded here. Download cfg.json and sae_weights.safetensors of {sae_id} "
+                f"{folder}: the folder is missing, and SAEs are not downloaded automatically. Download cfg.json and sae_weights.safetensors for {sae_id} "
                 f"from the release's repository on huggingface.co (jbloom/GPT2-Small-SAEs-Reformatted for gpt2-small-res-jb) to a folder, "
                 f"and open it with SAE.load(folder, model)"
             )
@@ -179,7 +179,7 @@ class SAE(Weighted):
         latents = self.hook_sae_acts_post(self._encode(x, self.hook_sae_acts_pre))
         output = self._decode(latents, x, self.hook_sae_recons)
         if self.use_error_term and (is_spliced or not is_transcoder):
-            # Compute the error from unedited latents, so that edits take effect. It is constant for autograd, as in SAELens.
+            # Compute the error from unedited latents, so that edits take effect. Autograd treats it as a constant, as in SAELens.
             with no_gradients():
                 before = array(x)
                 error = array(target) - self._decode(self._encode(before), before)
@@ -223,7 +223,7 @@ class SAE(Weighted):
         return latents * is_active
 
     def _decode(self, latents: Any, x: Any, hook: Callable[[Any], Any] | None = None) -> Any:
-        """Reconstructs values (…, C) from latents and the encoded values. The hook receives them before normalization is undone."""
+        """Reconstructs values (…, C) from latents and the encoded values. The hook runs before normalization is undone."""
         if self._settings.get("rescale_acts_by_decoder_norm"):
             latents, lengths = together(latents, self._lengths())
             latents = latents / lengths
@@ -244,14 +244,14 @@ class SAE(Weighted):
         return library(directions).linalg.norm(directions, axis=-1).clip(_LEAST_LENGTH)
 
     def read(self, value: Any) -> None:
-        """Stores the input of a transcoder, the value at `hook_name`, until the run reaches `hook_name_out`."""
+        """Stores the transcoder's input, the value at `hook_name`, until the run reaches `hook_name_out`."""
         self._read = value.reshape(*value.shape[:2], self._dictionary.d_in)
 
     def _take_input(self) -> Any:
         found, self._read = self._read, None
         if found is None:
             raise RuntimeError(
-                f"{self.hook_name}: the transcoder of {self.hook_name_out} has no input; the run starts after this hook point, or the hook point is off"
+                f"{self.hook_name}: the transcoder for {self.hook_name_out} has no input; the run starts after this hook point, or the hook point is disabled"
             )
         return found
 
@@ -326,7 +326,7 @@ class WithSAEs(HookedRootModule):
             self._module_at(sae.hook_name).readers.append(sae.read)
 
     def reset_saes(self, act_names: str | Sequence[str] | None = None) -> None:
-        """Removes all SAEs and transcoders, or those with these names in `acts_to_saes`.
+        """Removes all SAEs and transcoders, or only those with these names in `acts_to_saes`.
 
         Restores each one's previous use_error_term.
         """
@@ -367,7 +367,7 @@ class WithSAEs(HookedRootModule):
     ) -> Iterator[Any]:
         """Context manager that splices in SAEs and transcoders.
 
-        On exit, restores the previously spliced-in ones, unless reset_saes_end is False.
+        On exit, restores those that were spliced in before, unless reset_saes_end is False.
         """
         new = [saes] if isinstance(saes, SAE) else list(saes)
         before = list(self.acts_to_saes.values())

@@ -18,7 +18,7 @@ def checked_side(side: str) -> str:
 
 
 class Encoding(dict[str, Any]):
-    """Result of a tokenizer, accessible by key or attribute."""
+    """Output of a tokenizer, accessible by key or attribute."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -33,20 +33,20 @@ class Tokenizer:
         self._model: Any = model
         self.padding_side = padding_side
         config = model.config
-        # None if the model has no tokenizer.
+        # The ids are None if the model has no tokenizer.
         bos: Any = config.get("bos_token_id")
         eos: Any = config.get("eos_token_id")
         eos = eos[0] if isinstance(eos, list) else eos
         self.eos_token_id: Any = bos if eos is None else eos
         self.bos_token_id: Any = self.eos_token_id if bos is None else bos
-        # GPT-2 has no padding token. The end-of-text token serves as padding, and a mask distinguishes the two.
+        # GPT-2 has no padding token. The end-of-text token serves as padding, and a mask distinguishes the two uses.
         self.pad_token_id: Any = self.eos_token_id
         self.name_or_path = model.name
         self.vocab_size: int = int(config["vocab_size"] or 0)
 
     @property
     def padding_side(self) -> str:
-        """Padding side of rows: left or right."""
+        """Side on which rows are padded: left or right."""
         return self._padding_side
 
     @padding_side.setter

@@ -88,7 +88,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         cfg.check()
         weights = Weights.untrained(cfg) if weights is None else weights
         self._native = native
-        # Removes the temporary folder of `_native`, if it is a copy with other weights.
+        # Function that removes the temporary folder of `_native`, if `_native` is a copy with other weights.
         self._remove_copy: Callable[[], Any] | None = None
         self.kind = Kind.chosen(tensors)
         source = native if tokenizer is None else tokenizer
@@ -98,9 +98,9 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             source = ForeignTokenizer(source)
         self.tokenizer = Tokenizer(source, default_padding_side)
         self._weights = weights
-        # State of the current run: number of cached tokens before it, and start of each text.
+        # State of the current run: the number of tokens cached before it, and the position at which each text starts.
         self._past, self._starts = 0, np.zeros(1, np.int64)
-        # Last run with backward hooks: shape of its output, and a function that runs its backward pass.
+        # Last run with backward hooks: the shape of its output, and a function that runs its backward pass.
         self._backward_pass: tuple[tuple[int, ...], Callable[[np.ndarray], None]] | None = None
         self.embed = Embed(self.kind, W_E=weights.W_E)
         self.hook_embed = HookPoint(self.kind)
@@ -132,11 +132,11 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     ) -> Self:
         """Opens a model and processes its weights as TransformerLens does.
 
-        model_name: a name on the Hugging Face Hub, a path, a `Model`, an in-memory GPT-2 of transformers, or None for the built-in
+        model_name: a name on the Hugging Face Hub, a path, a `Model`, an in-memory GPT-2 from transformers, or None for the built-in
         model. fold_ln, center_writing_weights, center_unembed, fold_value_biases: processing steps, which change activations but not
         predictions. refactor_factored_attn_matrices: also balance W_Q and W_K of each head and orthonormalize the rows of W_O.
         default_prepend_bos: prepend <|endoftext|> to texts, True if None. tensors: output type, "numpy" or "torch"; by default torch
-        if it is imported. hf_model: a GPT-2 of transformers that supplies the weights. tokenizer: a transformers tokenizer, or a path;
+        if it is imported. hf_model: a GPT-2 from transformers that supplies the weights. tokenizer: a transformers tokenizer, or a path;
         by default the tokenizer of model_name. All computation is in float32 on the CPU. Other options are those of
         `Model.from_pretrained`.
         """
@@ -179,7 +179,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
 
     @classmethod
     def _open(cls, name: str | PathLike[str] | None, options: dict[str, Any]) -> Model:
-        """Opens a model by name. An error lists the supported names."""
+        """Opens a model by name. If there is no such model, the error lists the supported names."""
         known = {**inspect.signature(cls.from_pretrained).parameters, **inspect.signature(Model.from_pretrained).parameters}
         del known["options"]
         for option in options.keys() - known.keys():
@@ -250,7 +250,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return (module for _, module in self.named_modules() if isinstance(module, Weighted) and not isinstance(module, SAE))
 
     def _is_changed(self) -> bool:
-        """Whether the weights differ from the weights of `_native` in more than their processing."""
+        """Whether the weights have changed since `_native` was opened, apart from their processing."""
         return any(module.is_changed for module in self._weighted())
 
     def _accept_changes(self) -> None:
@@ -292,9 +292,9 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         )
 
     def as_hooks(self, entry: Any) -> list[tuple[Name, Hook]]:
-        """Converts an entry of fwd_hooks to pairs of a name and a hook.
+        """Converts an entry in fwd_hooks to (name, hook) pairs.
 
-        An entry may be a Steering or a ControlVector of `native`.
+        An entry may be a Steering or a ControlVector that `native` created.
         """
         if isinstance(entry, ControlVector):
             directions = entry.directions.items()
@@ -341,7 +341,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             ids = array(input)
             ids = ids[None] if ids.ndim == 1 else ids
             if ids.ndim != 2 or ids.dtype.kind not in "iu":
-                raise ValueError(f"expected a string, texts, or token ids (p) or (b, p), found shape {ids.shape} of {ids.dtype}")
+                raise ValueError(f"expected a string, a list of strings, or token ids of shape (p) or (b, p), found shape {ids.shape} of {ids.dtype}")
             if ids.size and not (0 <= ids.min() and ids.max() < self.cfg.d_vocab):
                 raise ValueError(f"token ids: expected 0 to {self.cfg.d_vocab - 1}, found {ids.min()} to {ids.max()}")
             return ids
@@ -368,9 +368,9 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return self.tokenizer.batch_decode(ids) if ids.ndim == 2 else self.tokenizer.decode(ids)
 
     def to_str_tokens(self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None) -> Any:
-        """Returns the text of each token of a text or of ids (p) or (1, p).
+        """Returns the text of each token in a text, or of each id in ids (p) or (1, p).
 
-        A list of texts returns a list of lists. prepend_bos applies only to texts.
+        For a list of texts, returns a list of lists. prepend_bos applies only to texts.
         """
         if isinstance(input, list):
             return [self.to_str_tokens(one, prepend_bos, padding_side) for one in input]
@@ -379,7 +379,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         else:
             ids = np.atleast_1d(array(input).squeeze())
             if ids.ndim != 1:
-                raise AssertionError(f"expected token ids (p) or (1, p), found shape {ids.shape}")
+                raise AssertionError(f"expected token ids of shape (p) or (1, p), found shape {ids.shape}")
         return self.tokenizer.str_tokens(ids)
 
     def to_single_token(self, string: str) -> int:
@@ -460,7 +460,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             if return_type == "logits":
                 return output
             if ids is None:
-                raise ValueError("tokens: the loss needs the ids (b, p) of the residual stream")
+                raise ValueError("tokens: the loss needs the ids (b, p) of the tokens in the residual stream")
             found = utils.lm_cross_entropy_loss(logits, ids, mask, loss_per_token)
             loss = self._output(tape, found, lambda gradient: loss_gradient(logits, ids, mask, gradient))
             return loss if return_type == "loss" else Output(output, loss)
@@ -492,7 +492,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             )
         if ids is not None and ids.shape != residual.shape[:2]:
             expected = residual.shape[:2]
-            raise ValueError(f"tokens: expected ids of the positions of the residual stream, shape {expected}, found {ids.shape}")
+            raise ValueError(f"tokens: expected one id for each position of the residual stream, shape {expected}, found shape {ids.shape}")
         return input.to("cpu", torch_module().float32) if is_live(input) else residual
 
     def _output(self, tape: Tape | None, value: Any, at_logits: Callable[[np.ndarray], np.ndarray]) -> Any:
@@ -509,7 +509,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     def backward(self, gradient: Any = None) -> None:
         """Runs the backward hooks for the last run, like a tensor's `backward()` but without torch.
 
-        gradient: the gradient of a metric with respect to the output, in its shape; None means 1, for a loss.
+        gradient: the gradient of a metric with respect to the output, with the same shape; for a loss, None means 1.
         """
         if self._backward_pass is None:
             raise RuntimeError("backward: expected a previous run with backward hooks")
@@ -535,14 +535,14 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         mask = self._mask(ids, prepend_bos, padding_side, mask, offset)
         self._set_positions(offset, mask)
         if offset + ids.shape[1] > self.cfg.n_ctx:
-            raise ValueError(f"{offset + ids.shape[1]} tokens exceed the context of {self.cfg.n_ctx}")
+            raise ValueError(f"{offset + ids.shape[1]} tokens exceed the context of {self.cfg.n_ctx} tokens")
         if ids.shape[1] == 0:
             raise ValueError("no tokens: the text is empty and prepend_bos is False")
         embed = self.hook_embed(self.embed.compute(ids))
         return added(embed, self.hook_pos_embed(self.pos_embed.compute(ids, offset, mask))), mask
 
     def _set_positions(self, past: int, mask: np.ndarray | None) -> None:
-        """Stores the positions of the current run."""
+        """Stores the positions for the current run."""
         self._past, self._starts = past, np.zeros(1, np.int64) if mask is None else mask.argmax(1)
 
     def _mask(
@@ -556,7 +556,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             mask = array(mask)
             if ids is not None and mask.shape != (len(ids), offset + ids.shape[1]):
                 expected = (len(ids), offset + ids.shape[1])
-                raise ValueError(f"attention_mask: expected the shape of the tokens {expected}, found {mask.shape}")
+                raise ValueError(f"attention_mask: expected the shape of the tokens, {expected}, found shape {mask.shape}")
             return mask
         side = checked_side(padding_side or self.tokenizer.padding_side)
         if side == "left" and ids is not None:
@@ -573,7 +573,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             return self.kind.out(residual), self.kind.out(ids), None, self.kind.out(mask)
 
     def loss_fn(self, logits: Any, tokens: Any, attention_mask: Any = None, per_token: bool = False) -> Any:
-        """Computes the loss of logits (b, p, V); see utils.lm_cross_entropy_loss."""
+        """Computes the loss for logits (b, p, V); see utils.lm_cross_entropy_loss."""
         return utils.lm_cross_entropy_loss(logits, tokens, attention_mask, per_token)
 
     def run_with_cache(
@@ -605,7 +605,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return_type: str | None = "input",
         verbose: bool = True,
     ) -> Any:
-        """Continues texts or ids (b, p) and returns prompt and completion.
+        """Continues texts or ids (b, p) and returns each prompt with its completion.
 
         BOS is prepended to texts by default. Hooks run at every step. return_type: "str", "tokens", or "input" for the type of the
         input. Sampling uses numpy's generator (`numpy.random.seed`). verbose: show progress on a terminal.
@@ -752,8 +752,8 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         """Enables or disables `hook_mlp_in`, the input of MLPs."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
-    # Weights: read-only views as arrays, and copies as tensors. Writing to them never changes the model. `blocks[l].attn.W_Q` is
-    # writable. If a weight requires gradients, these are part of the graph, as in TransformerLens.
+    # Weights. Arrays are read-only views, and tensors are copies, so that writing to them never changes the model;
+    # `blocks[l].attn.W_Q` is writable. If a weight requires gradients, the copy is part of the graph, as in TransformerLens.
 
     def _own(self, module: Weighted, name: str) -> Any:
         """Returns a weight outside the blocks."""
@@ -892,7 +892,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     def tokens_to_residual_directions(self, tokens: Any) -> Any:
         """Returns the columns of W_U for a token id, a single-token text, or ids of any shape: (…, C).
 
-        An array with one id returns (C).
+        For an array with one id, returns (C).
         """
         ids = np.asarray(self.to_single_token(tokens)) if isinstance(tokens, str) else array(tokens)
         ids = ids.reshape(()) if ids.size == 1 else ids
@@ -905,7 +905,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     def to(self, device_or_dtype: Any, print_details: bool = True) -> "HookedTransformer":
         """Returns the model itself. Rejects devices other than the CPU."""
         if str(device_or_dtype) not in ("cpu", "torch.float32", "float32"):
-            raise ValueError(f"this model computes in float32 on the CPU, found {device_or_dtype!r}")
+            raise ValueError(f"this model computes only in float32 on the CPU, found {device_or_dtype!r}")
         return self
 
     def cpu(self) -> "HookedTransformer":

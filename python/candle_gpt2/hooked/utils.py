@@ -1,4 +1,4 @@
-"""Helpers of `transformer_lens.utils` that notebooks use."""
+"""Helpers from `transformer_lens.utils` that notebooks use."""
 
 import re
 from collections.abc import Iterator
@@ -137,7 +137,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def lm_cross_entropy_loss(logits: Any, tokens: Any, attention_mask: Any = None, per_token: bool = False) -> Any:
-    """Computes the mean cross-entropy of the next tokens, without padding.
+    """Computes the mean cross-entropy of the next tokens, ignoring padding.
 
     per_token: return the loss of each token, (b, p − 1).
     """

@@ -5,7 +5,7 @@ import sys
 import warnings
 from pathlib import Path
 
-# Files whose frames are skipped: this package, and the module of its context managers.
+# Files whose frames are skipped: this package, and contextlib, which runs its context managers.
 _INSIDE = (str(Path(__file__).parent), contextlib.__file__)
 
 

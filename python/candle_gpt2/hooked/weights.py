@@ -15,7 +15,7 @@ from .factored_matrix import FactoredMatrix
 
 @dataclass
 class Weights:
-    """Weights of a model, for `x @ W`.
+    """Weights of a model, oriented for `x @ W`.
 
     L blocks, H heads of width D, residual width C, MLP width M, V tokens.
     """
@@ -142,7 +142,7 @@ class Weights:
         }
 
     def _final(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns weight and bias of the final norm, and the output head (C, V) for a model without b_U, like GPT-2."""
+        """Returns the final norm's weight and bias and the output head (C, V) for a model that has no b_U, like GPT-2."""
         if not self.b_U.any():
             return self.ln_w, self.ln_b, self.W_U
         # Normalized values sum to 0. A vector added to every row of the head thus reaches the logits only through the norm's bias.
@@ -150,7 +150,7 @@ class Weights:
         return np.ones_like(self.ln_w), np.full_like(self.ln_b, 1 / len(head)), head + bias - head.mean(0)
 
     def fold_ln(self) -> None:
-        """Folds weights and biases of the norms into the next layers, and centers the weights that read them."""
+        """Folds the norms' weights and biases into the next layers, and centers the weights that read from the norms."""
         flat = self.W_QKV.reshape(*self.W_QKV.shape[:2], -1)  # (L, C, 3HD)
         self.b_QKV += (self.ln1_b[:, None] @ flat).reshape(self.b_QKV.shape)
         self.b_in += (self.ln2_b[:, None] @ self.W_in)[:, 0]

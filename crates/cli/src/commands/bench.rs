@@ -67,7 +67,7 @@ impl FromArgMatches for ThreadCounts {
     }
 }
 
-/// Reads the values of the option that the model arguments define; see [`several_thread_counts`].
+/// Reads all values of `--threads`, an option of the model arguments; see [`several_thread_counts`].
 impl Args for ThreadCounts {
     fn augment_args(command: clap::Command) -> clap::Command {
         command
@@ -86,7 +86,7 @@ pub(crate) fn several_thread_counts(option: clap::Arg) -> clap::Arg {
         .help("Number of threads [default: all that this process may use]; several values are measured one after another")
 }
 
-/// Prompt lengths of the prefill measurement, in tokens.
+/// Prompt lengths for the prefill measurement, in tokens.
 const PREFILL_TOKENS: [usize; 3] = [128, 512, 1024];
 /// Number of prefill runs per prompt; the median is reported.
 const PREFILL_RUNS: usize = 3;
@@ -125,23 +125,23 @@ struct Report {
     records_steps: Option<bool>,
     threads: usize,
     load_s: f64,
-    /// Size of the weights in large pages; absent if the system does not report it.
+    /// Size of the memory in large pages; absent if the system does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     large_pages_mib: Option<f64>,
     /// Peak memory of the process for one sequence; absent if the system does not report it.
     peak_rss_mib: Option<f64>,
     prefill: BTreeMap<usize, f64>,
     decode: Option<f64>,
-    /// Number of parallel regions per step of `decode`; absent on GPUs.
+    /// Number of parallel regions per `decode` step; absent on GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     regions_per_token: Option<f64>,
-    /// Number of page faults per step of `decode`; absent if the system does not report them.
+    /// Number of page faults per `decode` step; absent if the system does not report them.
     #[serde(skip_serializing_if = "Option::is_none")]
     page_faults_per_token: Option<f64>,
     decode_at_896: Option<f64>,
-    /// Time of a pass over N tokens at position 512, relative to a one-token pass, keyed by N.
+    /// Time for a pass over N tokens at position 512, relative to a one-token pass, keyed by N.
     pass_at_512: BTreeMap<usize, f64>,
-    /// Total speed of all sequences, keyed by batch size.
+    /// Combined decoding speed for all sequences in a batch, keyed by batch size.
     decode_batch: BTreeMap<usize, f64>,
 }
 
@@ -149,7 +149,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     if arguments.threads.0.len() > 1 {
         return each_thread_count(&arguments.threads.0);
     }
-    // Skip the tokenizer, because its memory would be counted.
+    // Do not load the tokenizer, because its memory would count toward the peak.
     let options = arguments.model.options(hub);
     let options = ModelOptions { model: arguments.positional.or(&options.model), ..options };
     let device = options.open_device(&Terminal)?;
@@ -257,7 +257,7 @@ fn print(report: &Report) -> Result<()> {
         }
     }
     for (tokens, times) in &report.pass_at_512 {
-        output::write_line(&format!("pass of {tokens:<8}{times:>10.2} times a pass of one"))?;
+        output::write_line(&format!("{tokens}-token pass    {times:>10.2} times a one-token pass"))?;
     }
     for (texts, speed) in &report.decode_batch {
         line(&format!("decode batch {texts}"), *speed, "tokens/s")?;
@@ -273,7 +273,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures prefill in tokens per second, including the logits of the last position.
+    /// Measures prefill speed in tokens per second, including the last position's logits.
     fn prefill(&self, tokens: usize) -> Result<f64> {
         let mut elapsed_s = Vec::new();
         for _ in 0..PREFILL_RUNS {
@@ -289,7 +289,7 @@ impl Bench<'_> {
         Ok(tokens as f64 / elapsed_s[PREFILL_RUNS / 2])
     }
 
-    /// Measures greedy decoding of a batch after a prompt, in tokens per second without the prefill.
+    /// Measures greedy decoding speed for a batch in tokens per second, excluding the prefill.
     ///
     /// Returns `None` if the tokens do not fit in the context.
     fn decode(&mut self, (prompt_tokens, new_tokens): (usize, usize), texts: usize) -> Result<Option<f64>> {
@@ -300,7 +300,7 @@ impl Bench<'_> {
         let prompt = self.prompt(texts, prompt_tokens)?;
         let mut tokens = self.next_tokens(&prompt, &mut cache)?;
         if !self.device.is_cpu() {
-            // The first steps load kernels, and one is recorded.
+            // Run untimed steps, because the first ones load kernels and record a step for replay.
             for _ in 0..WARM_UP_STEPS {
                 self.next_tokens(&tokens, &mut cache)?;
             }
@@ -325,12 +325,12 @@ impl Bench<'_> {
         }
         let recording = cache.recording(tokens).unwrap_or(Err("recording took too long"));
         if let (Err(reason), None | Some(true)) = (recording, self.records_steps) {
-            output::print_note(&format!("steps are not recorded ({tokens} at a time): {reason}"));
+            output::print_note(&format!("steps are not recorded (tokens per step: {tokens}): {reason}"));
         }
         *self.records_steps.get_or_insert(true) &= recording.is_ok();
     }
 
-    /// Measures passes over several tokens after a long prefix, relative to a pass over one token.
+    /// Measures the time for multi-token passes after a long prefix, relative to a one-token pass.
     fn passes(&mut self) -> Result<BTreeMap<usize, f64>> {
         let longest = PASSES_AT + PASSES[PASSES.len() - 1];
         if longest > self.model.config().n_positions {

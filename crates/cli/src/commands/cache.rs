@@ -46,8 +46,8 @@ pub(crate) struct CacheArguments {
     /// without a layer means every block
     #[arg(long, value_name = "SITES")]
     pub(crate) sites: String,
-    /// Output file: .safetensors or .npz; an existing one is not overwritten. With --prompts-file a folder,
-    /// which must be new or empty, except with --resume
+    /// Output file: .safetensors or .npz; existing files are not overwritten. With --prompts-file, a folder
+    /// that must be new or empty, except with --resume
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub(crate) struct CacheArguments {
     pub(crate) shards: ActivationsOptions,
 }
 
-/// Model, BOS token, and report on the written file.
+/// Options for the model, the BOS token and the report.
 #[derive(Debug, Args)]
 pub(crate) struct CacheLook {
     #[command(flatten)]
@@ -147,7 +147,7 @@ fn write_shards(arguments: &CacheArguments, prompts: &Path, hub: &HubOptions) ->
             tokens => format!(", {:.0} tokens/s", tokens as f64 / report.elapsed_s.max(f64::MIN_POSITIVE)),
         };
         output::write_line(&format!(
-            "{}: {} tokens of {} sequences in {} shards, {}{computed}",
+            "{}: {} tokens from {} sequences in {} shards, {}{computed}",
             report.out.display(),
             output::grouped(report.tokens),
             output::grouped(report.sequences),

@@ -31,7 +31,7 @@ Examples:
 Once for each version: new shells then complete `gpt2 gen<Tab>`, `gpt2 generate --max<Tab>` and `--dtype <Tab>`, and after \
 `--model` the models in the cache. The program `gpt2` must be on the PATH.")]
 pub(crate) struct CompletionsArguments {
-    /// The shell
+    /// Shell to write the completions for
     #[arg(value_name = "SHELL", value_parser = PossibleValuesParser::new(SHELLS.names()))]
     shell: String,
 }
@@ -129,11 +129,13 @@ fn models(typed: &OsStr) -> Vec<CompletionCandidate> {
     names.into_iter().filter(begins).map(CompletionCandidate::new).chain(files).collect()
 }
 
-/// Prints the completion script of a shell.
+/// Prints the completion script for a shell.
 pub(crate) fn run(arguments: &CompletionsArguments) -> Result<ExitCode> {
     let mut script = Vec::new();
     let name = &arguments.shell;
-    let shell = SHELLS.completer(name).with_context(|| format!("{name}: no completions for this shell"))?;
+    let shell = SHELLS
+        .completer(name)
+        .with_context(|| format!("completions are unavailable for the shell `{name}`"))?;
     shell.write_registration(VARIABLE, "gpt2", "gpt2", "gpt2", &mut script)?;
     output::write_text(&String::from_utf8(script)?)?;
     Ok(ExitCode::SUCCESS)

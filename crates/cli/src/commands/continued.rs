@@ -16,7 +16,7 @@ use crate::{interrupt, output};
 /// It is large enough to amortize reading the weights, and its KV cache fits on every machine.
 pub(super) const BATCH_SIZE: usize = 8;
 
-/// Completions of a prompt, and their speed.
+/// Completions for a prompt, with their generation speed.
 pub(super) struct Continued {
     pub(super) texts: Vec<Completion>,
     pub(super) tokens_per_s: f64,

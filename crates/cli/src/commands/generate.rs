@@ -134,9 +134,9 @@ fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> 
     )
 }
 
-/// Returns the name that a run's settings store for the choice.
+/// Returns the choice's name as stored in a run's settings.
 ///
-/// Names must never change, so that runs of earlier versions can be resumed.
+/// Names must never change, so that runs from earlier versions can be resumed.
 fn long_prompt_name(choice: LongPrompt) -> String {
     match choice {
         LongPrompt::Keep { head, last } => format!("Keep {{ head: {head}, last: {last} }}"),
@@ -144,7 +144,7 @@ fn long_prompt_name(choice: LongPrompt) -> String {
     }
 }
 
-/// Same as [`long_prompt_name`], for the choice at the end of the context.
+/// Same as [`long_prompt_name`], for the choice that applies when the context is full.
 fn when_full_name(choice: WhenFull) -> String {
     match choice {
         WhenFull::Slide { head } => format!("Slide {{ head: {head} }}"),

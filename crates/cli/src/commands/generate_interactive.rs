@@ -21,7 +21,7 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
     let config = generation.config(&opened)?;
     let conforming = generation.grammar.compile(&opened, &config)?;
     let loaded = steering::load(opened, &generation.steering)?;
-    let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
+    let mut editor = DefaultEditor::new().context("cannot start the line editor on this terminal")?;
     interrupt::end_texts()?;
     // Each prompt has its own seed, so that repeating a prompt samples a different completion.
     for turn in 0.. {
@@ -40,7 +40,7 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
         if line.is_empty() {
             continue;
         }
-        // A failed history entry is not a reason to stop.
+        // A failure to add a history entry is not fatal.
         let _ = editor.add_history_entry(&line);
         let continued = || -> Result<()> {
             let vocabulary = loaded.vocabulary();

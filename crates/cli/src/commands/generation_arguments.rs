@@ -1,4 +1,4 @@
-//! Arguments for generation: options shared by all front ends, and options of the program.
+//! Arguments for generation: options shared by all front ends, and options only for the program.
 
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ impl GenerationArguments {
         if options.do_sample == Some(false)
             && let Some(option) = options.non_greedy_option()
         {
-            let what = format!("`do_sample` cannot be used with `{option}`; pass one of them");
+            let what = format!("`do_sample` cannot be used with `{option}`; pass only one of them");
             return Err(UsageError(what).into());
         }
         Ok(options.check()?)

@@ -108,7 +108,7 @@ fn schema(path: &Path) -> Result<Value> {
 
 #[cfg(feature = "grammar")]
 fn text(path: &Path) -> Result<String> {
-    // llama.cpp expects the text itself here.
+    // Users of llama.cpp may pass the grammar or schema itself, as its options expect.
     let argument = path.to_string_lossy();
     if (argument.contains("::=") || argument.trim_start().starts_with('{')) && !path.exists() {
         return Err(crate::exit::UsageError(

@@ -1,7 +1,7 @@
 //! Input and output of `gpt2 compress` and `gpt2 decompress`.
 //!
-//! As with zstd, a file's result is written next to it under another name. The result of standard input goes to
-//! standard output.
+//! As with zstd, a file's result is written next to it under another name. The result from standard input
+//! goes to standard output.
 
 use std::fs::{self, File, FileTimes};
 use std::io::{IsTerminal, Read, Write, stdin, stdout};
@@ -60,7 +60,7 @@ impl InPlaceArguments {
     pub(crate) fn source(&self) -> Result<Source> {
         let Some(path) = self.path() else {
             if stdin().is_terminal() {
-                return Err(UsageError("no input; pass a FILE, or data on standard input".into()).into());
+                return Err(UsageError("no input; pass FILE, or pipe data to standard input".into()).into());
             }
             return Ok(Source { reader: Box::new(stdin()), length: None });
         };
@@ -115,7 +115,7 @@ impl InPlaceArguments {
             match (is_done, source) {
                 (true, Some(source)) => Ok(copy_metadata(&file, source)?),
                 (true, None) => Ok(()),
-                // The actual error is in `done`.
+                // This error is a placeholder; the actual one is in `done`.
                 (false, _) => Err("failed".into()),
             }
         };
@@ -132,7 +132,7 @@ impl InPlaceArguments {
     }
 }
 
-/// Creates a file that other users cannot read until it gets the permissions of its source.
+/// Creates a file that other users cannot read until it receives its source's permissions.
 fn create_private(path: &Path) -> std::io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).truncate(true);
@@ -147,7 +147,7 @@ fn copy_metadata(file: &File, source: &Path) -> std::io::Result<()> {
     file.set_permissions(metadata.permissions())?;
     match metadata.modified() {
         Ok(modified) => file.set_times(FileTimes::new().set_modified(modified)),
-        // The system has no file times.
+        // The system does not report modification times.
         Err(_) => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! `gpt2 man`: prints manual pages, generated from the definitions of the commands.
+//! `gpt2 man`: prints manual pages, generated from the command definitions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ fn write_pages(command: &Command, folder: &Path) -> Result<usize> {
     let man = Man::new(command.clone());
     let path = folder.join(man.get_filename());
     let page = page(&man)?;
-    // Replace pages of an older version.
+    // Replace pages from an older version.
     replace_file(&path, |partial| Ok(fs::write(partial, page)?))?;
     command.get_subcommands().try_fold(1, |pages, command| Ok(pages + write_pages(command, folder)?))
 }

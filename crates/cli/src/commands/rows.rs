@@ -55,7 +55,7 @@ impl FileArguments {
         Ok(())
     }
 
-    /// Tokenizes the rows of a file with `tokens`, runs `work` on them, and prints failed rows.
+    /// Tokenizes a file's rows with `tokens`, runs `work` on them, and reports rows that failed.
     pub(super) fn run<T: Serialize + Clone>(
         &self,
         input: &Path,

@@ -31,7 +31,7 @@ use crate::worker;
 const KEY_VARIABLE: &str = "GPT2_API_KEY";
 /// Maximum size of a chat template, far more than any context holds.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
-/// Maximum time for writing the last lines of the log.
+/// Maximum time for writing the last log lines at shutdown.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
@@ -66,7 +66,7 @@ pub(crate) struct ServeArguments {
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Defaults for options that a request does not set: the checkpoint's generation_config.json (auto), or
-    /// none of it (none)
+    /// no file (none)
     #[arg(long, value_name = "WHICH", default_value = "auto", value_parser = ["auto", "none"], hide_possible_values = true)]
     generation_config: String,
     /// Report the number of cached prompt tokens in each response; identical requests then no longer get
@@ -109,8 +109,8 @@ struct LimitArguments {
     /// Maximum prompts per request
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompts, allow_negative_numbers = true, value_parser = between(1, 2048))]
     max_prompts: usize,
-    /// Maximum bytes of activations per request, 4 for each number; all requests together hold four times
-    /// as many, and get status 503 beyond it
+    /// Maximum bytes of activations per request, at 4 bytes per number; all requests together may hold four
+    /// times as many, and requests beyond that limit get status 503
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().max_activation_bytes, allow_negative_numbers = true, value_parser = between(4, 1 << 30))]
     max_activation_bytes: usize,
 }
@@ -249,7 +249,7 @@ fn chat_template(choice: Option<&Path>) -> Result<ChatTemplateChoice> {
         Some(file) => {
             let text = read_bounded_text(file, MAX_TEMPLATE_BYTES);
             let text = text.with_context(|| {
-                format!("--chat-template: expected eos-join or a file, cannot read {}", file.display())
+                format!("--chat-template: expected eos-join or a file; cannot read {}", file.display())
             })?;
             Ok(ChatTemplateChoice::Jinja(text))
         }
@@ -267,7 +267,7 @@ fn name_of(options: &ModelOptions) -> String {
     last.to_string_lossy().into_owned()
 }
 
-/// Returns a parser for whole numbers in this range.
+/// Returns a parser for whole numbers from `low` to `high`.
 fn between(low: usize, high: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| (low..=high).contains(number));

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::exit::UsageError;
 use crate::progress::Terminal;
 
-/// Steering vectors, and where they are added.
+/// Options for steering vectors and control vectors.
 #[derive(Debug, Args)]
 pub(crate) struct SteeringArguments {
     /// Add the difference between two texts' residual streams at the first positions: '" Love"-" Hate"', or
@@ -40,10 +40,10 @@ pub(crate) struct SteeringArguments {
     /// Add the mean of the steering vector at every position, including those of new tokens
     #[arg(long, requires = "steer", help_heading = "Steering")]
     pub(crate) everywhere: bool,
-    /// Add a control vector of llama.cpp, a GGUF file, to the outputs of blocks; several add up
+    /// Add a llama.cpp control vector (a GGUF file) to the block outputs; repeat to add several
     #[arg(long, value_name = "FILE", conflicts_with = "steer", help_heading = "Steering")]
     pub(crate) control_vector: Vec<PathBuf>,
-    /// Add a control vector times a factor
+    /// Add a control vector multiplied by a factor
     #[arg(
         long,
         value_names = ["FILE", "X"],
@@ -53,7 +53,7 @@ pub(crate) struct SteeringArguments {
         help_heading = "Steering"
     )]
     pub(crate) control_vector_scaled: Vec<String>,
-    /// First and last block to whose outputs control vectors are added
+    /// First and last blocks whose outputs receive the control vectors
     #[arg(long, value_names = ["FIRST", "LAST"], num_args = 2, help_heading = "Steering")]
     pub(crate) control_vector_layer_range: Option<Vec<usize>>,
 }

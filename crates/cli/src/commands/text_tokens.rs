@@ -89,7 +89,7 @@ fn text(data: &[PathBuf]) -> Result<Option<String>> {
     }
 }
 
-/// Loads the named tokenizer, or the tokenizer of the model.
+/// Loads the named tokenizer, or the model's tokenizer.
 fn tokenizer(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<Tokenizer> {
     let named = arguments.tokenizer.as_deref();
     match (&arguments.model, named) {

@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &TokenizeArguments, out: &Path, hub: &HubOptions) -
 /// Prints the report for a human reader.
 fn write(report: &TokenizeReport) -> Result<()> {
     output::write_line(&format!(
-        "{} training tokens, {} held out, of {} documents and {}, in {} files",
+        "{} training tokens, {} held out, from {} documents ({}), in {} files",
         output::grouped(report.training_tokens),
         output::grouped(report.held_out_tokens),
         output::grouped(report.documents),

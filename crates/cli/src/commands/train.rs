@@ -86,7 +86,7 @@ pub(crate) struct TrainStart {
 }
 
 impl TrainArguments {
-    /// Builds the training job of the library.
+    /// Builds the library's training job.
     fn job(&self, hub: &HubOptions) -> Result<TrainJob, UsageError> {
         let start = match (&self.start.init, &self.start.config) {
             (Some(checkpoint), _) => Start::Checkpoint(checkpoint.clone()),
@@ -161,7 +161,7 @@ pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCo
 fn write(report: &TrainReport, task: Task) -> Result<()> {
     let ending = if report.stopped_early { ", stopped early: the held-out loss no longer falls" } else { "" };
     let rows =
-        report.training_rows.map_or(String::new(), |rows| format!("{} rows of ", output::grouped(rows)));
+        report.training_rows.map_or(String::new(), |rows| format!("{} rows with ", output::grouped(rows)));
     output::write_line(&format!(
         "{} parameters, {rows}{} training tokens, {} steps{ending}",
         output::grouped(report.parameters),
@@ -200,7 +200,7 @@ fn write_dictionary(metrics: &DictionaryMetrics) -> Result<()> {
         output::write_line(&format!("explained variance by layer:{}", layers.collect::<String>()))?;
     }
     output::write_line(&format!(
-        "loss of the model {:.4} -> {:.4} nats per token with the reconstruction; recovered from zeros {}, from the mean {}",
+        "model loss {:.4} -> {:.4} nats per token with the reconstruction; recovered from zeros {}, from the mean {}",
         metrics.cross_entropy.model,
         metrics.cross_entropy.reconstructed,
         percent(metrics.recovered_from_zero),

@@ -49,7 +49,7 @@ pub(crate) struct VerifyArguments {
     /// machine
     #[arg(long)]
     pub(crate) fingerprint: bool,
-    /// Compare with published values of the model, or with those of a table in the form of the program's
+    /// Compare with the model's published values, or with those from a table in the program's format
     #[arg(long, value_name = "TABLE", num_args = 0..=1, require_equals = true, default_missing_value = BUILT_IN)]
     pub(crate) published: Option<PathBuf>,
     /// Precision of the weights for --fingerprint and --published: f32, f16, q8, q6, q5 or q4 [default: the
@@ -66,8 +66,8 @@ pub(crate) struct VerifyArguments {
     pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; of a classifier
-    /// also batch_difference; with --fingerprint also fingerprint, with --published also published
+    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; for a
+    /// classifier also batch_difference; with --fingerprint also fingerprint, with --published also published
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &VerifyArguments, hub: &HubOptions) -> Result<ExitC
         Err(error) => return Err(error),
     };
     match print(arguments, &report) {
-        // The exit code is the verdict, even if the reader stops early.
+        // The exit code reports the verdict even if the reader closes the pipe early.
         Err(error) if !is_closed_pipe(&error) => return Err(error),
         _ => {}
     }

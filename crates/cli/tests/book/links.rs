@@ -1,4 +1,4 @@
-//! Checks the links between the Markdown files of the repository.
+//! Checks the links between the Markdown files in the repository.
 //!
 //! Files and headings must exist, and the book's summary must list every chapter.
 

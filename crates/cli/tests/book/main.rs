@@ -49,7 +49,7 @@ fn repository() -> PathBuf {
     current.ancestors().find(has_book).expect("a folder with docs/src above the current one").to_owned()
 }
 
-/// README, every chapter of the book and every page of `docs/dev`, by name.
+/// Returns the README, every chapter of the book and every page in `docs/dev`, with their names.
 fn pages(root: &Path) -> Vec<(String, PathBuf)> {
     let docs = root.join("docs");
     let mut pages = vec![("README".to_owned(), root.join("README.md"))];

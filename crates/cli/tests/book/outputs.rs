@@ -24,7 +24,7 @@ pub(crate) fn check(steps: &[Step], runs: &[Run]) -> Result<(), Vec<Problem>> {
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// Finds commands that failed although the page does not show their exit code.
+/// Finds commands that failed unexpectedly, that is, without an exit code on the page.
 pub(crate) fn check_codes(steps: &[Step], runs: &[Run]) -> Result<(), Vec<Problem>> {
     let is_shown = |number: usize| {
         steps.get(number + 1).is_some_and(|next| next.commands.trim() == "echo $?")
@@ -47,7 +47,7 @@ pub(crate) fn check_codes(steps: &[Step], runs: &[Run]) -> Result<(), Vec<Proble
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// Returns the page with the actual output of its commands where it differs.
+/// Returns the page with each outdated output replaced by its command's actual output.
 ///
 /// If an output keeps its number of lines, a line that still matches keeps its wildcards.
 pub(crate) fn rewrite(page: &str, steps: &[Step], runs: &[Run]) -> String {

@@ -47,7 +47,7 @@ pub(crate) struct Expected {
 /// Code block of a page.
 struct Block<'a> {
     info: String,
-    /// Line of its opening fence, counted from 0.
+    /// Line of the opening fence, counted from 0.
     fence: usize,
     indent: &'a str,
     lines: Vec<&'a str>,

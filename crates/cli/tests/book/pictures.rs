@@ -1,4 +1,4 @@
-//! Pictures in the book that commands in the book write.
+//! Comparison of the book's pictures with the files that its commands write.
 
 use std::ffi::OsStr;
 use std::fs;

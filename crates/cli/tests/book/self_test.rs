@@ -1,4 +1,4 @@
-//! Test pages with mistakes: each mistake is reported at its line, and nothing else is.
+//! Self-test with faulty pages: each mistake must be reported at its line, and nothing else.
 
 use std::path::Path;
 

@@ -22,7 +22,7 @@ use crate::page::{Step, StepKind};
 const LIMIT: Duration = Duration::from_secs(240);
 /// Polling interval while a page runs.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Published models that the cache appears to contain.
+/// Published models that each session's cache pretends to contain.
 const PUBLISHED: [&str; 5] = [
     "openai-community--gpt2",
     "openai-community--gpt2-medium",
@@ -47,7 +47,7 @@ pub(crate) enum End {
     NotRun,
 }
 
-/// Picture that a page's steps left in their folder.
+/// Picture file that a page's steps wrote to their folder.
 pub(crate) struct Picture {
     pub(crate) name: OsString,
     pub(crate) bytes: Vec<u8>,

@@ -71,7 +71,7 @@ fn unusable_adapters_are_rejected() {
     let result = run(&["score", "x", "--adapter", path(unnamed.path())]);
     assert_refused(&result, USAGE, "does not name a base model");
     let result = run(&["score", "x", "--model", "built-in", "--adapter", path(&adapter)]);
-    assert_refused(&result, FAILURE, "expected (3, 256), found (3, 28)");
+    assert_refused(&result, FAILURE, "expected shape (3, 256), found (3, 28)");
     assert_refused(&run(&["convert", "out"]), USAGE, "<OUT>");
 }
 

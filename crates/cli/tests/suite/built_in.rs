@@ -34,7 +34,7 @@ fn built_in_model_can_be_inspected_and_verified() {
 /// Other weights, another tokenizer or wrong arithmetic would change them.
 #[test]
 fn built_in_model_reproduces_recorded_outputs() {
-    /// Tolerance for vector instructions that round the last bits of sums differently.
+    /// Tolerance for rounding differences between vector instruction sets.
     const TOLERANCE: f64 = 1e-4;
     let json = |arguments: &[&str]| -> serde_json::Value {
         serde_json::from_slice(&run_in_empty_folder(arguments).stdout).unwrap()

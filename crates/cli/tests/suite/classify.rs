@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, run, run_with_input, settings_line};
 
-/// Tolerance for f32 sums through three blocks in a different order than in PyTorch.
+/// Tolerance for f32 sums in three blocks, which PyTorch computes in a different order.
 const TOLERANCE: f64 = 1e-4;
 
 fn model(name: &str) -> String {
@@ -28,9 +28,9 @@ fn objects(lines: &str) -> Vec<Value> {
     lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Checks that the labels have the order of transformers' pipeline.
+/// Checks that the labels are in the same order as in transformers' pipeline.
 ///
-/// The tests of the engine compare the scores.
+/// The engine's tests compare the scores.
 #[track_caller]
 fn assert_labels(found: &Value, expected: &Value, index: usize) {
     let names = |labels: &Value| -> Vec<String> {
@@ -195,12 +195,12 @@ fn other_commands_recognize_classifiers() {
     assert_refused(
         &refused,
         FAILURE,
-        "only the language-model head, and this is a GPT2ForSequenceClassification",
+        "only the language-model head, but this is a GPT2ForSequenceClassification",
     );
     let damaged =
         CheckpointFolder::of("heads/token").with_tensors(|tensors| _ = tensors.remove("classifier.bias"));
     let refused = run(&["classify", "a", "--model", path(damaged.path())]);
-    assert_refused(&refused, FAILURE, "tensor `classifier.bias` is missing: expected (7)");
+    assert_refused(&refused, FAILURE, "tensor `classifier.bias` is missing: expected shape (7)");
     let verified = run(&["verify", "--model", path(damaged.path())]);
     assert_eq!(verified.code, FAILURE);
     assert!(verified.stdout.contains("tensor `classifier.bias` is missing"), "{}", verified.stdout);

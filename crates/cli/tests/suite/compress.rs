@@ -90,7 +90,7 @@ fn files_round_trip_and_flags_follow_gzip() {
     assert_silent(&["decompress", "-f", "--rm", path(&compressed)]);
     assert_eq!(entries(folder.path()), ["letters.txt"]);
     assert_refused(&run(&["compress", "--rm", "-k", path(&file)]), USAGE, "cannot be used with");
-    // With `--out`, the input file stays.
+    // With `--out`, the input file is kept.
     let other = folder.path().join("other");
     report_line(&["compress", path(&file), "-o", path(&other)]);
     assert_eq!(entries(folder.path()), ["letters.txt", "other"]);

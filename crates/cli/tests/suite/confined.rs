@@ -16,7 +16,7 @@ use crate::serve_grammars::descendants;
 /// Timeout for a template that uses two seconds of CPU time on a very busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Jinja template that runs for hours in few steps.
+/// Jinja template that runs for hours but takes few interpreter steps.
 const FOREVER: &str = "{% set s='é'*10000000 %}{% for i in range(99999) %}{% set x=s[-1] %}{% endfor %}";
 
 fn serve_template(template: &str) -> (tempfile::TempDir, Served) {
@@ -41,8 +41,8 @@ fn hostile_chat_template_fails_only_its_request() {
     for (template, expected) in [
         ("{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}", "nested too deeply"),
         (NESTED, "nested too deeply"),
-        ("{{ [[1],[2]]|tojson(indent=10**9) }}", "exceeded the limit of 256 MB of memory"),
-        (FOREVER, "exceeded the limit of 2s of CPU time"),
+        ("{{ [[1],[2]]|tojson(indent=10**9) }}", "exceeded the memory limit of 256 MB"),
+        (FOREVER, "exceeded the CPU time limit of 2s"),
     ] {
         let (_folder, mut served) = serve_template(template);
         let answer = chat(&served);
@@ -100,8 +100,8 @@ fn task_stops_at_the_first_entry_over_a_limit() {
     for (template, expected) in [
         ("{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}", "nested too deeply"),
         (NESTED, "nested too deeply"),
-        ("{{ '{:1000000000}'.format(1) }}", "exceeded the limit of 256 MB of memory"),
-        (FOREVER, "exceeded the limit of 2s of CPU time"),
+        ("{{ '{:1000000000}'.format(1) }}", "exceeded the memory limit of 256 MB"),
+        (FOREVER, "exceeded the CPU time limit of 2s"),
         (&format!("{{% for i in range(30) %}}{slow}{{% endfor %}}"), "of CPU time"),
     ] {
         let lines = task.lines().map(|line| match line.starts_with("doc_to_text:") {

@@ -34,7 +34,7 @@ fn dictionary_is_trained_from_cached_activations() {
     let written = cache(&["--shard-size", "200"]);
     assert_eq!((written.code, written.stderr.as_str()), (SUCCESS, ""));
     assert!(
-        written.stdout.contains(" tokens of 60 sequences in ") && written.stdout.ends_with(" tokens/s\n"),
+        written.stdout.contains(" tokens from 60 sequences in ") && written.stdout.ends_with(" tokens/s\n"),
         "{}",
         written.stdout
     );
@@ -106,7 +106,7 @@ fn dictionary_is_trained_from_cached_activations() {
         );
     }
     assert_eq!(trained["parameters"], 64 * (256 + 256 + 1) + 256);
-    // The dictionary can be read from its folder.
+    // Other commands can read the dictionary from its folder.
     let looked = run(&["look", "features", "One day, Mia was", "--sae", path(&features), "--json"]);
     assert_eq!(looked.code, SUCCESS, "{}", looked.stderr);
     // Show examples of each feature as JSON, as a page, and for chosen features. Standard input is not read.
@@ -139,7 +139,7 @@ fn dictionary_is_trained_from_cached_activations() {
         "--features: 64 is out of range; expected 0 to 63",
     );
     assert_refused(&run(&["look", "features", "--sae", path(&features)]), USAGE, "--prompts-file");
-    // A folder is resumed only with `--resume`.
+    // An existing folder is resumed only with `--resume`.
     assert_refused(&train(&["--site", "3.resid_post", "--kind", "batch-top-k"]), USAGE, "--resume");
 }
 
@@ -164,7 +164,7 @@ fn cross_layer_transcoder_is_trained_and_traced() {
     let by_layer = trained.stdout.lines().find_map(|line| line.strip_prefix("explained variance by layer: "));
     let numbers: Vec<f64> = by_layer.unwrap().split(' ').map(|number| number.parse().unwrap()).collect();
     assert_eq!(numbers.len(), 7, "{numbers:?}");
-    // One decoder matrix for each pair of layers.
+    // The decoder has one matrix for each pair of layers.
     let parameters = 7 * (64 * (256 + 1) + 256) + 28 * 64 * 256;
     assert_eq!(parameters, 575_680);
     assert!(trained.stdout.starts_with("575,680 parameters, "), "{}", trained.stdout);

@@ -19,7 +19,7 @@ fn fill_cache(folder: &Path) {
     write("models--openai-community--gpt2/snapshots/1/model.safetensors", "");
     write("models--openai-community--gpt2/blobs/a", &"x".repeat(3_000_000));
     write("models--openai-community--gpt2/blobs/b", config);
-    // Without links, the files are in the snapshot. The weights are missing.
+    // Without symbolic links, the snapshot holds the files themselves. This model's weights are missing.
     write("models--someone--half/snapshots/1/config.json", config);
     write("models--someone--bert/snapshots/1/config.json", r#"{"model_type": "bert"}"#);
     write("models--someone--empty/refs/main", "1");

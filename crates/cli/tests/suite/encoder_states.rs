@@ -32,7 +32,7 @@ fn score_and_generate_use_the_encoder_states() {
     assert_eq!(run(&with_states(&generate, &arguments)).json()["ids"], row["greedy"]);
 }
 
-/// Checks that all prompts of a file attend to the same encoder hidden states.
+/// Checks that all prompts in a file attend to the same encoder hidden states.
 #[test]
 fn all_prompts_attend_to_the_same_encoder_states() {
     let (folder, arguments) = (temporary_folder(), arguments());

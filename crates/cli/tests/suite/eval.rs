@@ -141,7 +141,7 @@ fn interrupted_run_resumes_from_its_log() {
     assert_eq!(results(again), results(whole));
     let done = folder.eval(&call(&["cut.jsonl", "--resume"]));
     assert!(done.stderr.contains("lambada:lm-eval: 4 of 4 items are in the log"), "{}", done.stderr);
-    // A resumed run may have more items, but not fewer.
+    // A resumed run may request more items than before, but not fewer.
     folder.reports(&call(&["limited.jsonl", "--limit", "1"])[1..]);
     folder.reports(&call(&["limited.jsonl", "--resume"])[1..]);
     assert_eq!(folder.log("limited.jsonl")[..], folder.log("whole.jsonl")[4..]);
@@ -152,7 +152,8 @@ fn interrupted_run_resumes_from_its_log() {
         assert_refused(&folder.eval(&call(more)), FAILURE, expected);
         assert_eq!(fs::read(folder.file("whole.jsonl")).unwrap(), lines, "the log is unchanged");
     };
-    let another = "whole.jsonl: contains the items of another run; resume that run, or choose another name";
+    let another =
+        "whole.jsonl: contains the items of another run; resume that run, or choose another log file";
     refused(&["whole.jsonl"], &format!("{another} (--items, --resume, --against)"));
     refused(
         &["whole.jsonl", "--resume", "--dtype", "f16"],
@@ -169,9 +170,9 @@ fn damaged_data_is_reported_and_finished_items_are_kept() {
     let arguments = ["lambada:lm-eval", "--data", "bad.jsonl"];
     let damage = "error: bad.jsonl: line 4: field `text`: expected a string, found 7";
     assert_refused(&folder.eval(&arguments), FAILURE, damage);
-    // Entries after the first items are not read.
+    // With `--limit`, entries past the limit are not read.
     assert_eq!(folder.report(&[&arguments[..], &["--limit", "1"]].concat())["dataset"]["items"], 1);
-    // The other protocols of the call are still measured. With a log, so are the items before the damage.
+    // The call's other protocols are still measured. With `--items`, so are the items before the damage.
     let both = [&arguments[..], &["lambada:last-token", "--data", "passages.jsonl", "--items", "log.jsonl"]];
     let run = folder.eval(&[&both.concat()[..], &["--json"]].concat());
     assert_eq!(run.code, FAILURE, "{}", run.stderr);
@@ -226,7 +227,7 @@ fn against_compares_with_the_items_of_another_run() {
     assert_eq!((against["answers"].as_array().unwrap().len(), &against["logprob"]), (4, &Value::Null));
     let table = folder.eval(&[&call[..], &["--dtype", "q4"]].concat());
     assert!(
-        table.stdout.contains("0 correct only here, 0 only there, 0 different answers"),
+        table.stdout.contains("0 correct only in this run, 0 only in the other, 0 different answers"),
         "{}",
         table.stdout
     );
@@ -248,8 +249,8 @@ fn invalid_calls_are_rejected() {
         (USAGE, &["lambada:lm-eval", "--resume"], "--items"),
         (USAGE, &["lambada:lm-eval", "--limit", "0"], "--limit: expected at least 1, found 0"),
         (USAGE, &["lambada:lm-eval", "--base-dtype", "q8"], "--base-dtype"),
-        (USAGE, &["wikitext:hf-513", "--data", "passages.jsonl"], "expected 1 to 512"),
-        (USAGE, &["kl", "--data", "passages.jsonl", "--context", "1000"], "expected 3 to 512"),
+        (USAGE, &["wikitext:hf-513", "--data", "passages.jsonl"], "expected from 1 to 512"),
+        (USAGE, &["kl", "--data", "passages.jsonl", "--context", "1000"], "expected from 3 to 512"),
         (FAILURE, &["lambada:lm-eval", "--data", "no-such-file.jsonl"], "no-such-file.jsonl"),
         (FAILURE, &["text:bits", "--data", "latin.txt"], "latin.txt: "),
     ] {

@@ -27,7 +27,7 @@ fn without_speed(mut report: Value) -> Value {
     report
 }
 
-/// Checks that flags select a search; `generation` compares the results with transformers.
+/// Checks that flags select a search; the `generation` crate compares results with transformers.
 #[test]
 fn flags_select_the_search() {
     let folder = CheckpointFolder::tiny();
@@ -44,7 +44,7 @@ fn flags_select_the_search() {
     assert!(!contrastive["ids"].as_array().unwrap().is_empty(), "{contrastive}");
 }
 
-/// Checks that drafts change no byte of the completions and that `--json` counts them.
+/// Checks that drafts do not change the completions and that `--json` reports their number.
 ///
 /// Drafts come from an assistant model or from prompt lookup, for one prompt or a file of prompts.
 #[test]
@@ -192,7 +192,7 @@ fn tokens_and_words_can_be_banned_or_forced() {
     let first = free[0].to_string();
     assert!(!ids(&["--logit-bias", &format!("{first}=-inf")]).contains(&free[0]));
     assert_eq!(ids(&["--logit-bias", "7=1e6"]), [7; 12]);
-    // A token is forced only after a prompt of one token, as in transformers.
+    // A token is forced only after a one-token prompt, as in transformers.
     assert_eq!(ids(&["--forced-bos-token-id", "55"]), free);
     let one = ["--ids", "40", "--greedy", "--max-new-tokens", "2", "--json", "--forced-bos-token-id", "55"];
     assert_eq!(generate(&folder, &one).json()["ids"][0], 55);
@@ -204,7 +204,7 @@ fn tokens_and_words_can_be_banned_or_forced() {
     assert!((1..12).all(|index| !repeated[..index].contains(&repeated[index])), "{repeated:?}");
 }
 
-/// Checks the note on an ordinary token as the end-of-text token (huggingface/transformers#7275).
+/// Checks the note about an ordinary end-of-text token (huggingface/transformers#7275).
 #[test]
 fn ordinary_eos_token_gets_a_note() {
     let ordinary =
@@ -354,7 +354,7 @@ fn invalid_options_exit_2() {
         (&["--num-beams", "2", "--temperature", "0.5"], "cannot be used with"),
         (&["--num-beams", "4", "--num-beam-groups", "3", "--diversity-penalty", "1"], "does not divide"),
         (&["--num-beams", "4", "--num-beam-groups", "2"], "--diversity-penalty"),
-        (&["--num-beams", "2", "--num-return-sequences", "3"], "more than --num-beams 2"),
+        (&["--num-beams", "2", "--num-return-sequences", "3"], "exceeds --num-beams 2"),
         (&["--num-beams", "2", "--stop", "x"], "--stop"),
         (&["--num-beams", "2", "--slide"], "--slide cannot be combined"),
         (&["--greedy", "--num-return-sequences", "2"], "the same"),
@@ -470,14 +470,15 @@ fn batch_larger_than_memory_is_rejected() {
     let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
     let flags = ["--prompts-file", path(&file), "--output", path(&output), "--num-return-sequences", "4096"];
     let rejected = generate(&folder, &[&flags[..], &["--batch-size", "1000000000"]].concat());
-    // 10,000 more lines with 4,096 sequences each: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
+    // The other 10,000 lines have 4,096 sequences each, and each of a sequence's 48 tokens takes
+    // 2 · 3 · 28 values of 4 bytes.
     let expected = "a batch of 40960000 sequences of up to 48 tokens needs 1230.5 GiB of KV cache, but only ";
     assert_refused(&rejected, USAGE, expected);
     assert!(rejected.stderr.contains("--batch-size"), "{}", rejected.stderr);
     assert!(!folder.file("texts.partial").exists() && !output.exists(), "nothing is left behind");
 }
 
-/// Compares completions on one thread and on several.
+/// Compares completions from one thread with completions from several threads.
 #[test]
 fn thread_count_does_not_change_completions() {
     let folder = CheckpointFolder::tiny().with("prompts.txt", PROMPTS);

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
 const DATA_SHA: &str = "89abcdef0123456789abcdef0123456789abcdef";
-/// Text of a dataset.
+/// Contents of the dataset's file at the revision `main`.
 const KING: &str = "The king of France is dead, and all the people speak of the queen.\n";
 
 /// Fault that the server simulates.
@@ -228,7 +228,7 @@ impl Server {
     }
 }
 
-/// Returns the Hub's response about the dataset.
+/// Returns the Hub's response to a request for the dataset.
 fn dataset(path: &str) -> Option<String> {
     let information = |file: &str| {
         let siblings = [json!({ "rfilename": "README.md" }), json!({ "rfilename": file })];
@@ -448,7 +448,7 @@ fn gpt2_is_verified_run_and_compared_with_published_values() {
     assert_eq!(code, 1, "{stderr}");
     let beginnings = [
         "holds   124,439,808 parameters: largest difference 0",
-        "differs logit -69.4948 of token 1936",
+        "differs logit -69.4948 for token 1936",
         "differs loss ",
     ];
     for beginning in beginnings {
@@ -459,7 +459,7 @@ fn gpt2_is_verified_run_and_compared_with_published_values() {
     assert!(stderr.contains("no published values"), "{stderr}");
 }
 
-/// Writes the files of the repository `gpt2` on the Hub.
+/// Writes the files in the Hub's repository `gpt2`.
 ///
 /// Names have no prefix, matrices are `(in, out)`, and masks are buffers.
 fn write_gpt2(folder: &Path) {
@@ -490,7 +490,7 @@ fn write_gpt2(folder: &Path) {
     add("ln_f.bias".into(), &[768]);
     candle_core::safetensors::save(&tensors, folder.join("model.safetensors")).unwrap();
 
-    // Single bytes, and 50,000 pairs of bytes.
+    // The vocabulary contains the 256 single bytes and 50,000 byte pairs.
     let printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let others = (0..256).filter(|byte| !printable(*byte)).zip(256..);
     let others: HashMap<u32, u32> = others.collect();
@@ -529,7 +529,7 @@ fn write_gpt2(folder: &Path) {
         ("vocab.json", json!(vocab).to_string()),
         ("merges.txt", format!("#version: 0.2\n{}\n", merges.join("\n"))),
         ("README.md", "GPT-2\n".into()),
-        // Weights of other frameworks, which are never downloaded.
+        // Weights for other frameworks, which are never downloaded.
         ("flax_model.msgpack", "not read".into()),
         ("tf_model.h5", "not read".into()),
         ("64.tflite", "not read".into()),

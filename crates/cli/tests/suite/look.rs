@@ -25,7 +25,7 @@ fn axis_names(report: &Value) -> Vec<&str> {
     report["axes"].as_array().unwrap().iter().map(|axis| axis["name"].as_str().unwrap()).collect()
 }
 
-/// Returns the values as a tensor in the shape of the axes.
+/// Returns the report's values as a tensor with one dimension per axis.
 fn grid(report: &Value) -> Tensor {
     let shape: Vec<usize> = (0..axis_names(report).len()).map(|axis| labels(report, axis).len()).collect();
     Tensor::from_vec(numbers(&report["values"]), shape, &Device::Cpu).unwrap()
@@ -72,7 +72,7 @@ fn bos_flag_adds_a_token_and_is_reported() {
     check(&look(&["--bos", "--no-bos"]), "attention", &[353, 383, 71], false);
     let table = run(&["look", "ablate", "--bos", "--ids", "353,383"]);
     assert!(table.stdout.contains("(with a BOS token)"), "{}", table.stdout);
-    // The random tokens have a BOS token, too.
+    // With `--bos`, rows of random tokens also begin with a BOS token.
     let heads = run(&["look", "heads", "--bos", "--length", "5", "--json"]).json();
     check(&heads, "heads", &[], true);
     assert!(heads["notes"].to_string().contains("with a BOS token"), "{}", heads["notes"]);
@@ -200,7 +200,7 @@ fn every_view_works_on_the_built_in_model() {
     assert_eq!(piped.json(), run(&["look", "attention", text, "--json"]).json());
 }
 
-/// Generates a task's prompt pairs in a file and finds a circuit with them.
+/// Generates a task's prompt pairs and uses them to find a circuit.
 #[test]
 fn circuit_is_found_for_a_generated_task() {
     let folder = tempfile::tempdir().unwrap();
@@ -400,7 +400,7 @@ fn invalid_calls_exit_2_and_explain_what_to_do() {
         ),
         (
             &["patch", "--clean", "The big dog", "--corrupt", "The big dog", "--answer", "#3"],
-            "both texts give the same value",
+            "both texts have the same metric",
         ),
         (&[&["patch"], &two[..], &["--by", "head"]].concat(), "resid_pre has no heads; use q, k, v, z"),
         (
@@ -459,7 +459,7 @@ fn invalid_calls_exit_2_and_explain_what_to_do() {
     let too_long = run(&["generate", "The", "--steer", &wordy, "--layer", "1"]);
     assert_fails_with(&too_long, USAGE, "the model accepts 1 to 512");
 
-    // A head that the other model does not have, with a prompt of ids.
+    // A head missing from the other model, with the prompt given as ids.
     let config = fixture_path("inside/plain/config.json");
     let model = ["--model", path(config.parent().unwrap()), "--heads", "2.0"];
     let other = run(&[&["look", "attention", "--ids", "1,2"], &model[..]].concat());
@@ -542,7 +542,7 @@ fn unreadable_files_are_named() {
     }
 }
 
-/// Returns the arguments of the views to draw, all on the built-in model.
+/// Returns the arguments for the views to draw, all on the built-in model.
 fn views_to_draw(folder: &TempDir) -> Vec<Vec<String>> {
     let sae = dictionary(folder, 256, 12);
     let hostile = "</script> &lt;b&gt; 😀";
@@ -672,7 +672,7 @@ fn unwritable_path_exits_1_and_leaves_no_file() {
         assert_fails_with(&run, FAILURE, "no-folder");
         assert_eq!(file_names(&folder), [""; 0]);
     }
-    // A folder has the name of the file.
+    // A folder with the output file's name already exists.
     let taken = folder.path().join("taken.html");
     std::fs::create_dir(&taken).unwrap();
     assert_fails_with(
@@ -692,7 +692,7 @@ fn completion(more: &[&str]) -> String {
     run.stdout
 }
 
-/// Checks that flags apply the steering; tests of `look` check the values.
+/// Checks that the steering flags take effect; tests in the `look` crate check the values.
 #[test]
 fn steering_flags_change_the_completion() {
     let plain = completion(&["--greedy"]);

@@ -13,7 +13,7 @@ fn report_missing(program: &str) {
     eprintln!("{program} is not installed: its checks are skipped");
 }
 
-/// Passes a text to a program and returns whether it succeeded, and its messages.
+/// Passes text to a program; returns whether the program succeeded, and its error output.
 ///
 /// Returns `None` if the program is not installed.
 fn check_with(program: &str, arguments: &[&str], input: &str) -> Option<(bool, String)> {

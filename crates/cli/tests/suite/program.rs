@@ -137,7 +137,7 @@ fn empty_prompt_starts_from_bos() {
     assert_refused(&none, USAGE, "the configuration has no valid `bos_token_id` to start from");
 }
 
-/// Checks that generation_config.json overrides `eos_token_id` of config.json, as in transformers.
+/// Checks that generation_config.json overrides `eos_token_id` in config.json, as in transformers.
 #[test]
 fn generation_ends_at_the_eos_token() {
     let case = greedy_case();
@@ -248,7 +248,7 @@ fn verify_exit_code_reports_soundness() {
     let human = run_on(&damaged, false);
     assert_eq!(human.code, FAILURE);
     assert!(
-        human.stdout.contains("tensor `transformer.h.1.ln_2.bias` is missing: expected (28)"),
+        human.stdout.contains("tensor `transformer.h.1.ln_2.bias` is missing: expected shape (28)"),
         "{}",
         human.stdout
     );
@@ -289,10 +289,13 @@ fn temperature_0_is_greedy_and_lists_ignored_options() {
     for (arguments, note) in [
         (&["--temperature", "0"][..], None),
         (&["--temperature", "0", "--greedy"], None),
-        (&["--temperature", "0", "--top-k", "3"], Some("--temperature 0 is greedy: --top-k has no effect")),
+        (
+            &["--temperature", "0", "--top-k", "3"],
+            Some("--temperature 0 selects greedy decoding, so --top-k has no effect"),
+        ),
         (
             &["--temperature", "0.0", "--top-p", "0.5", "--seed", "1"],
-            Some("--temperature 0 is greedy: --top-p, --seed have no effect"),
+            Some("--temperature 0 selects greedy decoding, so --top-p, --seed have no effect"),
         ),
     ] {
         let found = generate(arguments);
@@ -314,7 +317,7 @@ fn invalid_arguments_exit_2() {
     let refuse = |arguments: &[&str], expected: &str| {
         assert_refused(&run(&[&["generate", "--model", model][..], arguments].concat()), USAGE, expected);
     };
-    refuse(&["x", "--temperature", "-0.5"], "--temperature: expected at least 0 (0 is greedy)");
+    refuse(&["x", "--temperature", "-0.5"], "--temperature: expected at least 0 (0 selects greedy decoding)");
     refuse(&["x", "--temperature", "warm"], "--temperature");
     refuse(&["x", "--top-p", "1.5"], "--top-p: expected from 0 to 1, found 1.5");
     refuse(&["x", "--top-k", "-3"], "--top-k");
@@ -408,7 +411,7 @@ fn closed_pipe_ends_the_program_quietly() {
     let output = child.wait_with_output().expect("an exit status");
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(SUCCESS), &b""[..]));
 
-    // The exit code is the verdict, even if the list is not read.
+    // The exit code reports the verdict even if the output is not read.
     let unsound = CheckpointFolder::tiny().with_config(json!({"n_layer": 1000}));
     let mut child = program(&["verify", "--model", path(unsound.path())])
         .stdout(Stdio::piped())
@@ -744,7 +747,7 @@ fn out_of_memory_is_reported_without_a_backtrace() {
     assert!(failures > 0, "no limit made an allocation fail");
 }
 
-/// Checks that escapes protect a terminal from generated text and mean the same to a JSON parser.
+/// Checks that escapes protect terminals from generated text and that JSON parsers undo them.
 #[test]
 fn json_escapes_control_and_bidirectional_characters() {
     let folder = CheckpointFolder::tiny();

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::common::path;
 
-/// Returns the program's output with this instruction set, without times.
+/// Returns the program's output with this instruction set, without timings.
 fn output_json(instructions: &str, threads: usize, arguments: &[impl AsRef<OsStr>]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_gpt2"))
         .args(arguments)
@@ -28,7 +28,7 @@ fn output_json(instructions: &str, threads: usize, arguments: &[impl AsRef<OsStr
     report
 }
 
-/// Compares with the fingerprints of `crates/engine/tests/fingerprints.rs`.
+/// Compares with the fingerprints in `crates/engine/tests/fingerprints.json`.
 #[test]
 fn fingerprints_do_not_depend_on_the_instruction_set() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fingerprints.json");

@@ -11,7 +11,7 @@ use candle_core::safetensors;
 
 use crate::common::{FAILURE, TIMEOUT, USAGE, assert_refused, program, run, wait_until};
 
-/// Server of the built-in model; dropping it kills the process.
+/// Server for the built-in model; dropping it kills the process.
 pub(crate) struct Served {
     pub(crate) child: Child,
     /// First line of the server's output.
@@ -62,7 +62,7 @@ impl Served {
     }
 }
 
-/// Sends a request that closes its connection, and reads the whole response.
+/// Sends a request with `Connection: close` and reads the whole response.
 pub(crate) fn send(
     mut stream: impl Read + Write,
     method: &str,
@@ -199,7 +199,7 @@ fn dropped_log_lines_are_counted_and_reported() {
     let dropped = fill_log(&served);
     let mut log = BufReader::new(served.child.stderr.take().expect("a pipe")).lines();
     let mut next = || log.next().expect("a line").expect("UTF-8");
-    // Make space for the next line, before which the number is reported.
+    // Make room for the next line, before which the log reports the number of dropped lines.
     let read: Vec<String> = (0..200).map(|_| next()).collect();
     assert!(read.iter().all(|line| line.len() < 2 << 10));
     assert!(read.iter().any(|line| line.ends_with('…')), "{}", read[0]);
@@ -238,11 +238,11 @@ fn check_reports_whether_a_server_is_ready() {
         served.signal("-TERM");
         assert_eq!(served.wait(), (Some(0), String::new()));
         let refused = run(&["serve", "--check", option, value]);
-        assert_refused(&refused, FAILURE, &format!("{address}: no server is ready; start one"));
+        assert_refused(&refused, FAILURE, &format!("{address}: no server responds; start one"));
     }
 }
 
-/// Serves a classifier with the tokens of `scripts/reference/heads.py`.
+/// Serves a classifier with the tokens from `scripts/reference/heads.py`.
 #[test]
 fn classifier_is_served() {
     let model = candle_gpt2_testing::fixture_path("heads/sequence");
@@ -296,7 +296,7 @@ fn activations_can_be_read_and_steered() {
     let steered = complete(r#"[{"dictionary": "res2", "feature": 1, "scale": 100}]"#);
     assert!(steered.starts_with("HTTP/1.1 200 OK\r\n") && text(&steered) != text(&shown), "{steered}");
     let refused = complete(r#"[{"dictionary": "res3", "feature": 1}]"#);
-    let expected = "steering[0].dictionary: unknown dictionary; this server has `res2`";
+    let expected = "steering[0].dictionary: unknown dictionary; expected `res2`";
     assert!(refused.starts_with("HTTP/1.1 400 ") && refused.contains(expected), "{refused}");
     let twice = run(&[
         "serve",
@@ -334,7 +334,7 @@ fn running_request_is_finished_after_a_signal() {
     assert_eq!(served.wait(), (Some(0), String::new()));
 }
 
-/// Checks that the log has counts, codes and times, but never a text, an id or a key.
+/// Checks that the log contains counts, codes and times, but never a text, an id or a key.
 #[test]
 fn log_records_requests_without_texts_or_keys() {
     let folder = tempfile::tempdir().unwrap();
@@ -444,7 +444,7 @@ fn port_in_use_is_reported_before_the_model_is_read() {
     let port = taken.local_addr().unwrap().port().to_string();
     let refused = run(&["serve", "--port", &port, "--model", "no/such/model"]);
     let expected = format!(
-        "port {port} of 127.0.0.1 is in use; stop the program that listens there, or choose another port"
+        "port {port} on 127.0.0.1 is in use; stop the program that listens there, or choose another port"
     );
     assert_refused(&refused, FAILURE, &expected);
     assert!(refused.stderr.contains("(--port)"), "{}", refused.stderr);
@@ -495,7 +495,7 @@ fn invalid_calls_are_rejected() {
     let missing = run(&["serve", "--api-key-file", "no/such/file"]);
     assert_refused(&missing, FAILURE, "cannot read no/such/file");
     let missing = run(&["serve", "--chat-template", "no/such/file"]);
-    assert_refused(&missing, FAILURE, "expected eos-join or a file, cannot read no/such/file");
+    assert_refused(&missing, FAILURE, "expected eos-join or a file; cannot read no/such/file");
     let few = run(&["serve", "--port", "0", "--kv-tokens", "1"]);
     let expected = "kv_tokens: expected at least 512, the model's context length, found 1 (--kv-tokens)";
     assert_refused(&few, USAGE, expected);
@@ -503,7 +503,7 @@ fn invalid_calls_are_rejected() {
     assert_refused(&too_large, USAGE, "--parallel, --kv-tokens, --kv-dtype f16");
 }
 
-/// Checks that the system's message appears only once.
+/// Checks that the operating system's error message appears only once.
 #[test]
 fn failed_listen_reports_the_system_error_once() {
     for (arguments, option) in [

@@ -48,7 +48,7 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-/// Returns the memory of processes in bytes, with shared memory counted once.
+/// Returns the memory that processes use, in bytes, with shared memory counted once.
 fn memory(processes: &[u32]) -> u64 {
     let proportional_size = |process: &u32| {
         // The process may have ended.

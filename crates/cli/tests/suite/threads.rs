@@ -54,7 +54,8 @@ fn bench_measures_each_thread_count() {
     let threads: Vec<_> = reports.iter().map(|report| report["threads"].as_u64().unwrap()).collect();
     assert_eq!(threads, [1, 3]);
     for report in &reports {
-        // Five regions in each of six blocks, with attention counted as one, and the output head.
+        // Each of the six blocks has five parallel regions, counting attention as one. The output head adds
+        // another.
         let regions = report["regions_per_token"].as_f64().unwrap();
         assert!((25.0..44.0).contains(&regions), "{report}");
     }

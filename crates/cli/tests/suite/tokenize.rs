@@ -119,7 +119,7 @@ fn killed_run_resumes_to_the_same_files() {
         });
         process.kill().unwrap();
         process.wait().unwrap();
-        // A file with a shard's name is complete.
+        // A file with a final shard name is complete.
         let expected = files(&whole);
         for name in entries(&killed).into_iter().filter(|name| name.ends_with(".bin")) {
             let bytes = fs::read(killed.join(&name)).unwrap();

@@ -16,7 +16,7 @@ use crate::common::{FAILURE, SUCCESS, USAGE, wait_until};
 const INTERRUPTED: i32 = 130;
 
 const CONFIG: &str = r#"{"vocab_size": 280, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
-/// Model wide enough to learn from the order of words.
+/// Model wide enough to learn word order.
 const ROWS_CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 20, "n_embd": 32, "n_layer": 2, "n_head": 4,
     "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}"#;
 const NAMES: [&str; 6] = ["ada", "bob", "cid", "dan", "eve", "fay"];
@@ -34,7 +34,8 @@ impl Bench {
             |line| format!("FIRST CITIZEN {}:\nWhat say you, neighbour {}?\n\n", line % 7, line * 37 % 101);
         bench.write("text.txt", (0..400).map(line).collect::<String>());
         let (mut labeled, mut answers) = (String::new(), String::new());
-        // Every ordered pair of names with each verb, so that the same words form two rows with two labels.
+        // Use every ordered pair of names with each verb, so that the same words form two rows with different
+        // labels.
         for verb in ["met", "saw", "heard", "told", "asked", "left"] {
             for name in NAMES {
                 for other in NAMES.into_iter().filter(|other| *other != name) {
@@ -62,7 +63,7 @@ impl Bench {
         fs::read(self.0.path().join(folder).join(name)).unwrap()
     }
 
-    /// Returns the `gpt2 train` command with this start, data file, output folder and flags.
+    /// Returns the `gpt2 train` command with this starting point, data file, output folder and flags.
     fn command(&self, start: [&str; 2], data: &str, out: &str, flags: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
         command.args(["train", "--data", &self.path(data), "--out", &self.path(out)]);
@@ -153,9 +154,9 @@ fn training_lowers_the_loss_and_writes_a_usable_checkpoint() {
     assert!(text.len() > 2);
 }
 
-/// Checks that a classifier learns the order of words.
+/// Checks that a classifier learns word order.
 ///
-/// The same words form two rows with different labels, so a bag of words is right for at most half of them.
+/// The same words form two rows with different labels, so a bag-of-words model is right for at most half.
 #[test]
 fn classifier_learns_word_order() {
     let bench = Bench::new();
@@ -186,7 +187,7 @@ fn classifier_learns_word_order() {
     }
     let table = printed(&train("--resume"));
     for expected in
-        ["162 rows of ", "nats per row", "accuracy 1.0000", "\nbob ", "confusion matrix", "written to "]
+        ["162 rows with ", "nats per row", "accuracy 1.0000", "\nbob ", "confusion matrix", "written to "]
     {
         assert!(table.contains(expected), "`{expected}` is not in: {table}");
     }
@@ -241,7 +242,7 @@ fn training_killed_ten_times_writes_the_same_files() {
             bench.wait_for_steps(&killed, wanted, &mut child);
             std::thread::sleep(Duration::from_millis(attempt * 7 % 10));
             child.kill().unwrap();
-            // Unix reports a kill without an exit code. On Windows, a kill has one.
+            // A killed process has no exit code on Unix, but has one on Windows.
             let killed = if cfg!(windows) { Some(FAILURE) } else { None };
             assert_eq!(
                 child.wait().unwrap().code(),

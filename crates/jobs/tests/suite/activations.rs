@@ -132,13 +132,13 @@ fn resumed_job_writes_identical_files() {
         let job = work.job("cut", None);
         let error = run_until(&job, at + 1).unwrap_err();
         assert!(error.is_interrupted(), "{error}");
-        // Only complete shards exist and are listed. Before the first of them, the folder is unchanged.
+        // Only complete shards exist and are listed. Without any, the folder is missing or empty.
         let created = if job.out.is_dir() { entries(&job.out) } else { Default::default() };
         let names = created.iter().filter(|name| name.ends_with(".safetensors"));
         assert_eq!(names.count() as u64, at, "{created:?}");
         assert_eq!(created.len() as u64, if at == 0 { 0 } else { at + 1 }, "{created:?}");
         if at > 0 {
-            // Without `resume` the folder is not modified. Leftovers of another process are removed.
+            // Without `resume`, the job is rejected. A resumed job removes leftovers from another process.
             assert!(work.refused(&job).contains("add `resume`"));
             for name in ["activations.json".to_owned(), format!("activations_{at:06}.safetensors")] {
                 fs::create_dir(job.out.join(name + ".partial-Ab12Cd")).unwrap();
@@ -149,7 +149,7 @@ fn resumed_job_writes_identical_files() {
         assert_eq!((done.tokens, &done.shards), (report.tokens, &report.shards));
         assert!(done.computed_tokens < report.tokens || at == 0);
         assert_eq!(files(&job.out), expected, "cut at {at}");
-        // A finished job is recognized.
+        // Resuming a finished job computes nothing.
         assert_eq!(run_until(&resumed(&job), 0).unwrap().computed_tokens, 0);
         assert_eq!(files(&job.out), expected);
         fs::remove_dir_all(&job.out).unwrap();
@@ -177,7 +177,7 @@ fn same_bytes_with_different_tokens_are_rejected() {
     };
     job("prompts.txt").run(&model, &Silent).unwrap();
     let error = job("prompts.jsonl").run(&model, &Silent).unwrap_err().to_string();
-    assert!(error.contains("token ids of the prompts was \"with the checksum "), "{error}");
+    assert!(error.contains("checksum of the prompts' token ids was \""), "{error}");
 }
 
 /// Checks that shards have ordinary permissions, so that other users can read a shared folder.
@@ -216,14 +216,14 @@ fn mismatched_folder_is_rejected_with_the_difference() {
     let options = ActivationsOptions { shard_size: 51, resume: true };
     let error = refused(ActivationsJob { options, ..job.clone() });
     assert!(error.contains("shard_size was 50 and is now 51"), "{error}");
-    // A different model with the same name.
+    // Reject a different model with the same name.
     let other_weights = checkpoint().with_tensors(|tensors| {
         let bias = tensors.iter_mut().find(|(name, _)| name.ends_with("ln_f.bias")).unwrap().1;
         *bias = (&*bias + 0.5).unwrap();
     });
     let error = job.run(&opened(&other_weights), &Silent).unwrap_err().to_string();
     assert!(error.contains("model was \"tiny with weights in f32 (fingerprint "), "{error}");
-    // File names that escape the folder, and shards that have changed.
+    // Reject file names that escape the folder, and shards that have changed.
     let manifest = job.out.join("activations.json");
     let written = fs::read_to_string(&manifest).unwrap();
     let damage = |from: &str, to: &str| {
@@ -246,7 +246,7 @@ fn mismatched_folder_is_rejected_with_the_difference() {
     );
     fs::remove_file(&shard).unwrap();
     assert!(work.refused(&job).contains("activations_000001.safetensors"));
-    // Flipped bits anywhere in a shard.
+    // Reject flipped bits anywhere in a shard.
     for offset in [0, 9, bytes.len() / 2, bytes.len() - 1] {
         let mut flipped = bytes.clone();
         flipped[offset] ^= 1;
@@ -259,7 +259,7 @@ fn mismatched_folder_is_rejected_with_the_difference() {
             "{error}"
         );
     }
-    // Folders from before checksums were introduced.
+    // Accept folders from before checksums were introduced.
     fs::write(&shard, &bytes).unwrap();
     let mut old: Value = serde_json::from_str(&written).unwrap();
     for shard in old["shards"].as_array_mut().unwrap() {

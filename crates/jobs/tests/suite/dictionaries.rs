@@ -177,7 +177,7 @@ fn cross_layer_transcoder_trains_on_texts_and_shards() {
         let metrics = report.dictionary.unwrap();
         let explained = &metrics.explained_variance_per_layer;
         assert!(explained.len() == 3 && explained.iter().all(|variance| *variance > 0.2), "{metrics:?}");
-        // 16 per layer.
+        // The default `k` is 16 per layer.
         assert!(metrics.l0 > 24.0 && metrics.l0 < 72.0, "{}", metrics.l0);
         let mut expected = layers.clone();
         expected.extend(
@@ -190,7 +190,7 @@ fn cross_layer_transcoder_trains_on_texts_and_shards() {
         assert!(config.contains("model_kind: cross_layer_transcoder\nfeature_input_hook: hook_resid_mid\n"));
     }
 
-    // Leftovers of a killed process in any layer do not cause the folder to be rejected.
+    // A killed process's leftovers for any layer do not cause the folder to be rejected.
     let out = work.path("killed");
     for left in ["W_enc_0.safetensors.partial-aB3dE6", "W_dec_1.safetensors.partial-aB3dE6"] {
         fs::create_dir_all(out.join(left)).unwrap();
@@ -230,7 +230,8 @@ fn resumed_training_writes_identical_files() {
         run(&whole).unwrap();
         let resumed =
             work.job(data, &format!("cut-{name}"), TrainOptions { resume: true, ..options.clone() });
-        // Before the first evaluation, between saved states, and after the second-to-last evaluation.
+        // Interrupt before the first evaluation, between saved states, and after the second-to-last
+        // evaluation.
         for at in [7, 19, 33] {
             let interrupter = Arc::new(Interrupter::new(1));
             let reporter: Arc<dyn Reporter> = interrupter.clone();
@@ -287,7 +288,7 @@ fn incompatible_options_and_data_are_rejected() {
             TrainOptions { kind: Some(DictionaryKind::Gated), ..options() },
             "`k` cannot be used with `kind` gated",
         ),
-        (TrainOptions { k: Some(65), ..options() }, "`k`: expected from 1 to the 64 latents"),
+        (TrainOptions { k: Some(65), ..options() }, "`k`: expected from 1 to 64, the number of latents"),
         (TrainOptions { site: Some("blocks.7.hook_resid_post".into()), ..options() }, "there is no block 7"),
         (TrainOptions { context: Some(1), ..options() }, "at least 2 for a dictionary"),
         (
@@ -295,7 +296,10 @@ fn incompatible_options_and_data_are_rejected() {
             "give the hook point without a block",
         ),
         (TrainOptions { output_site: Some("1.mlp_out".into()), ..cross_layer() }, "the outputs of all MLPs"),
-        (TrainOptions { k: Some(3 * 64 + 1), ..cross_layer() }, "`k`: expected from 1 to the 192 latents"),
+        (
+            TrainOptions { k: Some(3 * 64 + 1), ..cross_layer() },
+            "`k`: expected from 1 to 192, the number of latents",
+        ),
     ] {
         let found = text(options);
         assert!(found.contains(expected), "`{expected}` is not in: {found}");
@@ -310,8 +314,8 @@ fn incompatible_options_and_data_are_rejected() {
     let shards = |options: TrainOptions| refused("activations", options);
     let error = shards(TrainOptions { site: Some("blocks.0.hook_resid_post".into()), ..options() });
     assert!(
-        error.contains("the folder contains activations of blocks.0.hook_resid_mid, ")
-            && error.ends_with("but not of blocks.0.hook_resid_post"),
+        error.contains("the folder contains activations at blocks.0.hook_resid_mid, ")
+            && error.ends_with("but not at blocks.0.hook_resid_post"),
         "{error}"
     );
     assert!(
@@ -326,7 +330,7 @@ fn incompatible_options_and_data_are_rejected() {
     fs::write(&other, changed).unwrap();
     assert!(shards(options()).contains("the activations were computed by another model"));
     fs::write(&other, own).unwrap();
-    // An incomplete folder, and a damaged shard of the correct length.
+    // Reject an incomplete folder, and a damaged shard of the correct length.
     let manifest = folder.join("activations.json");
     let written = fs::read_to_string(&manifest).unwrap();
     fs::write(&manifest, written.replace("\"complete\": true", "\"complete\": false")).unwrap();
@@ -344,7 +348,7 @@ fn incompatible_options_and_data_are_rejected() {
     fs::write(&shard, damaged).unwrap();
     let error = shards(options());
     assert!(error.contains("the checksum does not match"), "{error}");
-    // Folders of older versions have no checksums. Their values are checked on use.
+    // Folders from older versions have no checksums, so values are checked on use.
     let mut old: Value = serde_json::from_str(&written).unwrap();
     for shard in old["shards"].as_array_mut().unwrap() {
         assert!(shard.as_object_mut().unwrap().remove("crc32").is_some());

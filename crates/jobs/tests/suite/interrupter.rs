@@ -1,4 +1,4 @@
-//! Helpers for the tests of all jobs: interruption at a chosen check, and a sample text.
+//! Helpers for all job tests: interruption at a chosen check, and a sample text.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -46,7 +46,7 @@ impl Reporter for Interrupter {
     }
 }
 
-/// A deterministic text of `count` short scenes.
+/// Returns a deterministic text with `count` short scenes.
 pub(crate) fn scenes(count: u32) -> String {
     (0..count).map(|line| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101)).collect()
 }

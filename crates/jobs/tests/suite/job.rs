@@ -76,7 +76,7 @@ fn resumed_training_writes_identical_files() {
     let mut saved_unevaluated = 0;
     let mut check = 1;
     let resumed = loop {
-        // Begins within the first batch, and grows fast enough for the training to finish.
+        // The first interruption is within the first batch. The interval grows so that the training finishes.
         let interrupter = Arc::new(Interrupter::new(check));
         check = check * 9 / 8 + 1;
         let reporter: Arc<dyn Reporter> = interrupter.clone();
@@ -121,8 +121,8 @@ fn resumed_training_writes_identical_files() {
 fn interruption_before_the_first_step_leaves_no_state() {
     let folder = tempfile::tempdir().unwrap();
     let job = job(folder.path(), "out", TrainOptions { steps: 2, batch_size: 2, ..TrainOptions::default() });
-    // While the tokenizer is trained, and while the data is encoded. In the latter phase the folder
-    // exists, and is removed again.
+    // Interrupt while the tokenizer is trained, and while the data is encoded. In the latter phase, the
+    // folder exists and is removed again.
     for at in [1, 4] {
         let interrupter = Interrupter::new(at);
         interrupter.begin();
@@ -285,7 +285,7 @@ fn invalid_options_are_rejected_before_any_work() {
         ),
         "{error}"
     );
-    // A text shorter than a window takes up no memory.
+    // Without the memory check, a text shorter than a window fails before anything large is allocated.
     let short = (folder.path().join("short.txt"), "The dog was found.");
     fs::write(&short.0, short.1).unwrap();
     let unchecked = TrainOptions { ignore_memory: true, held_out: 0.0, ..huge.clone() };
@@ -552,7 +552,7 @@ fn resumed_training_removes_only_its_own_leftovers() {
     assert_eq!(candle_gpt2_testing::entries(&first.out.join("adapter")), ["content"]);
 }
 
-/// Covers a process killed while writing a kept step, which leaves partial folders there.
+/// Covers a process killed while writing a kept step, which leaves partial folders behind.
 #[test]
 fn resumed_training_removes_partial_files_of_kept_steps() {
     let folder = tempfile::tempdir().unwrap();

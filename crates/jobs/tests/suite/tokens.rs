@@ -185,7 +185,7 @@ fn shards_of_any_layout_read_as_one_sequence() {
                 let tokens = opened.held_out.unwrap();
                 assert_eq!(all(&tokens), held_out);
                 assert_eq!(opened.held_out_characters, characters(&held_out));
-                // Reads across the boundaries of shards.
+                // Read across shard boundaries.
                 let mut found = Vec::new();
                 for start in (0..training.len() - 30).step_by(13) {
                     found.clear();
@@ -390,7 +390,7 @@ fn invalid_options_and_texts_are_rejected() {
     let format = ShardFormat::LlmC;
     assert_eq!(
         refused(TokenizeOptions { shard_tokens: Some(1 << 31), format, ..tenth() }),
-        "`shard_tokens`: expected 1 to 2147483647, the limit of llm.c's header, found 2147483648"
+        "`shard_tokens`: expected 1 to 2147483647, the largest count that llm.c's header can store, found 2147483648"
     );
     assert!(
         refused(TokenizeOptions { held_out: 1.0, ..tenth() }).starts_with("`held_out`: expected a fraction")

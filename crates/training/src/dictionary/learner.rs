@@ -39,13 +39,13 @@ pub(crate) struct Learner {
     pub(super) model_name: String,
     /// Sample of the model's logits, to distinguish models with the same configuration.
     pub(crate) sample_logits: Vec<f32>,
-    /// Whether every sequence of the data starts with the BOS token.
+    /// Whether every sequence in the data starts with the BOS token.
     pub(super) prepends_bos: bool,
     pub(super) numbers: DictionaryNumbers,
-    /// Input and output hook point of each block.
+    /// Input and output hook points for each block.
     pub(super) sites: Vec<[Site; 2]>,
     pub(super) objective: Objective,
-    /// Scale factors of the input and output values of each block, set by the first batch.
+    /// Scale factors for the input and output values of each block, set by the first batch.
     scales: Option<[Vec<f32>; 2]>,
     pub(super) threshold: f32,
     /// Number of tokens since each latent was last active.

@@ -47,7 +47,7 @@ pub struct DictionaryMetrics {
     pub dead_latents: usize,
     /// Losses of the model for different replacements at the output hook points.
     pub cross_entropy: CrossEntropies,
-    /// Increase of the loss when the dictionary replaces the activations, in nats per token.
+    /// Increase in the loss when the dictionary replaces the activations, in nats per token.
     pub delta_cross_entropy: f64,
     /// Recovered fraction of the loss increase under zero ablation; `None` without an increase.
     pub recovered_from_zero: Option<f64>,
@@ -276,7 +276,7 @@ impl Learner {
             let cost = ablated - losses.model;
             (cost != 0.0).then(|| (ablated - losses.reconstructed) / cost)
         };
-        // In scaled units, as in the loss, which sums over the layers.
+        // Use scaled units, as in the loss, which sums over the layers.
         let in_deviations = |of_layer: &dyn Fn(&Variance) -> f64| -> f64 {
             let squared = |block| f64::from(self.scales(block)[1]).powi(2);
             layers.iter().enumerate().map(|(block, layer)| squared(block) * of_layer(layer)).sum()

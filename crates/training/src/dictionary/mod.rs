@@ -1,4 +1,4 @@
-//! Dictionaries of features in training: kinds, hyperparameters and hook points.
+//! Feature dictionaries in training: kinds, hyperparameters and hook points.
 //!
 //! A dictionary represents the values `x` at a hook point as a sum of a few directions out of many,
 //! `x̂ = z W_dec + b_dec`, where few of the latents `z` are nonzero. A transcoder represents the output of an
@@ -54,10 +54,10 @@ use crate::TrainingError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DictionaryKind {
-    /// The `k` largest latents of every token are active.
+    /// The `k` largest latents for every token are active.
     #[default]
     TopK,
-    /// The largest latents of a batch are active, `k` per token on average.
+    /// The largest latents in a batch are active, `k` per token on average.
     ///
     /// Outside training, latents above a threshold are active. The threshold is the running mean of the
     /// smallest kept value.
@@ -199,7 +199,7 @@ impl DictionaryNumbers {
                 return Err(call(what));
             }
         };
-        // Outside the blocks, the embeddings come before all blocks, and the final norm after them.
+        // The embeddings come before all blocks, and the final norm comes after them.
         let order = |site: Site| match (site.layer, site.kind) {
             (Some(layer), _) => (layer + 1, site),
             (None, SiteKind::Embed | SiteKind::PosEmbed) => (0, site),
@@ -228,7 +228,7 @@ impl DictionaryNumbers {
         // circuit-tracer uses ln2.hook_normalized for a different value, see `Transcoders`.
         if inputs.iter().any(|site| TranscoderInput::of_kind(site.kind) != Some(TranscoderInput::ResidMid)) {
             let what = format!(
-                "`site`: a cross-layer transcoder reads hook_resid_mid of every block; found {}",
+                "`site`: a cross-layer transcoder reads hook_resid_mid in every block; found {}",
                 self.site
             );
             return Err(call(what));
@@ -264,7 +264,7 @@ impl DictionaryNumbers {
             DictionaryKind::SkipTranscoder => inputs * outputs,
             _ => 0,
         };
-        // From each block to its own output and the outputs of later blocks.
+        // One matrix from each block to its own output, and one to the output of each later block.
         let decoder = blocks * (blocks + 1) / 2 * latents * outputs;
         Ok(decoder + blocks * (latents * (inputs + 1) + outputs) + more)
     }
@@ -285,7 +285,7 @@ impl DictionaryNumbers {
         }
         let latents = blocks * self.latents;
         if !(1..=latents).contains(&self.k) {
-            let expected = format!("from 1 to the {latents} latents");
+            let expected = format!("from 1 to {latents}, the number of latents");
             return refuse("k", expected, self.k.to_string());
         }
         if !(self.sparsity >= 0.0 && self.sparsity.is_finite()) {

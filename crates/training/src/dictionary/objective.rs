@@ -34,9 +34,9 @@ use candle_gpt2_arithmetic::{Float, MatrixView, SparseRows, map_items};
 use super::{DictionaryKind, DictionaryNumbers};
 use crate::TrainingError;
 
-/// Weight of the dead latents' loss.
+/// Weight of the auxiliary loss for dead latents.
 const AUXILIARY_SHARE: f64 = 1.0 / 32.0;
-/// JumpReLU's bandwidth: width around a threshold in which it receives gradients, in scaled units.
+/// JumpReLU's bandwidth, in scaled units: width of the range of values that affect a threshold.
 pub(super) const BANDWIDTH: f64 = 0.1;
 /// Number of rows per parallel task when selecting latents.
 const PART_ROWS: usize = 16;
@@ -113,7 +113,7 @@ pub(super) enum Selection {
     Use(f64),
 }
 
-/// Latents of a batch of rows.
+/// Latents for a batch of rows.
 pub(super) struct Encoded<T> {
     /// `xc`, `(L, N, C)`.
     centered: Vec<T>,
@@ -132,7 +132,7 @@ pub(super) struct Computed<T> {
     pub(super) loss: f64,
     /// Gradients in parameter order.
     pub(super) gradients: Vec<Vec<T>>,
-    /// Flags of the latents that were active in any row.
+    /// Flags for the latents that were active in any row.
     pub(super) fired: Vec<bool>,
     /// Smallest kept value, for kinds that keep the largest values.
     pub(super) min_kept: Option<f64>,
@@ -188,7 +188,7 @@ impl Objective {
         (0..all.blocks).flat_map(move |block| (0..all.latents).map(move |latent| of_latent(block, latent)))
     }
 
-    /// Computes the latents of the input rows `x`, `(L, N, C)`.
+    /// Computes the latents for the input rows `x`, `(L, N, C)`.
     pub(super) fn encode<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -582,7 +582,7 @@ impl Objective {
         let (rows, wanted) = (active.rows() as f64, self.k as f64);
         let count = active.values().iter().filter(|value| **value > T::ZERO).count();
         let excess = count as f64 / rows / wanted - 1.0;
-        // Gradient of each ∂1[a > θ]/∂θ.
+        // Gradient of the sparsity loss with respect to each indicator 1[a > θ].
         let of_count = 2.0 * self.sparsity * excess / wanted / rows;
         let mut back = Vec::with_capacity(of_latents.len());
         let mut place = 0;
@@ -595,7 +595,7 @@ impl Objective {
                 let distance = encoded.before[row * self.latents + latent].to_f64() - threshold;
                 if distance.abs() < BANDWIDTH / 2.0 {
                     let of_threshold = -(threshold * gradient.to_f64() + of_count) / BANDWIDTH;
-                    // Gradient of the threshold's logarithm.
+                    // Gradient with respect to the threshold's logarithm.
                     sums.more[0][latent] += T::of(of_threshold * threshold);
                 }
             }
@@ -781,7 +781,7 @@ mod tests {
                 "W_dec" => noise(objective.matrices() * LATENTS * outputs, 0.4),
                 "b_dec" => noise(blocks * outputs, 0.3),
                 "W_skip" => noise(outputs * INPUTS, 0.2),
-                // Thresholds around half of the magnitude of the values before selection.
+                // Thresholds around half the magnitude of the values before selection.
                 "log_threshold" => noise(LATENTS, 0.3).into_iter().map(|value| value - 0.7).collect(),
                 _ => noise(blocks * LATENTS, 0.2),
             });
@@ -926,7 +926,7 @@ mod tests {
         }
         if kind == DictionaryKind::JumpRelu {
             let excess = chosen.sum_all()?.to_scalar::<f64>()? / ROWS as f64 / k as f64 - 1.0;
-            // Gradient of each latent's value, which reaches the threshold if the value is near it.
+            // Gradient with respect to each latent's value. It reaches the threshold if the value is nearby.
             let of_values =
                 (error.matmul(&decoder.t()?)?.broadcast_div(&variance)? * 2.0)?.to_vec2::<f64>()?;
             let before = fixed.to_vec2::<f64>()?;
@@ -994,7 +994,8 @@ mod tests {
     #[test]
     fn gradient_matches_finite_differences() {
         const STEP: f64 = 1e-6;
-        // The loss of the gates alone treats the decoder as constant, so its slope is not the gradient either.
+        // JumpReLU's gradient is an estimate. The gated loss treats the decoder as constant in one term, so
+        // its slope also differs from the gradient.
         let estimated = [DictionaryKind::JumpRelu, DictionaryKind::Gated];
         for (name, kind) in DictionaryKind::NAMES.into_iter().filter(|(_, kind)| !estimated.contains(kind)) {
             let mut case = Case::new(kind);
@@ -1010,7 +1011,7 @@ mod tests {
                         loss
                     };
                     let slope = (loss_at(STEP) - loss_at(-STEP)) / (2.0 * STEP);
-                    // Tolerance for rounding of the loss divided by the step.
+                    // Tolerance for the loss's rounding error divided by the step size.
                     assert!((slope - gradient[place]).abs() < 1e-8, "{name}: {parameter}[{place}]: {slope}");
                 }
             }

@@ -1,9 +1,9 @@
-//! Files of a dictionary in the format of SAELens: `sae_weights.safetensors` and `cfg.json`.
+//! Files of a dictionary in SAELens's format: `sae_weights.safetensors` and `cfg.json`.
 //!
-//! The scale of the activations is folded into the weights, so a reader uses unscaled activations of the
-//! model. Latents are then in the model's units, and directions keep length 1. With the scale `s`,
+//! The scale of the activations is folded into the weights, so readers use the model's unscaled
+//! activations. Latents are then in the model's units, and directions keep length 1. With the scale `s`,
 //! `z(s x) = s z'(x)` if biases and thresholds are divided by `s`. Kinds that select the largest latents of a
-//! batch are saved with a threshold, like SAELens: `jumprelu`.
+//! batch are saved with a threshold, as in SAELens: `jumprelu`.
 //!
 //! Source: SAELens 6.54.12, `sae_lens/saes/sae.py`, `transcoder.py`, `gated_sae.py`.
 
@@ -70,7 +70,7 @@ fn tensors(learner: &Learner, parameters: &Parameters) -> candle_core::Result<BT
     for (name, variable) in parameters.iter() {
         let value = variable.as_tensor().detach();
         let (name, value) = match name {
-            // SAELens multiplies by it from the right.
+            // SAELens multiplies activations by this matrix from the right.
             "W_enc" => (name, (value.t()? * (of_input / of_output))?.contiguous()?),
             "W_skip" => (name, (value * (of_input / of_output))?),
             "W_dec" | "r_mag" => (name, value),

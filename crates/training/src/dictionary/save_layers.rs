@@ -1,10 +1,10 @@
-//! Files of a cross-layer transcoder in the format of circuit-tracer.
+//! Files of a cross-layer transcoder in circuit-tracer's format.
 //!
 //! Each layer `l` has `W_enc_{l}.safetensors` with `W_enc_{l}` `(F, C)`, `b_enc_{l}`, `threshold_{l}` `(F)`
 //! and `b_dec_{l}` `(C)`. It also has `W_dec_{l}.safetensors` with `W_dec_{l}` `(F, L − l, C)`. The folder
 //! has one `config.yaml`.
 //!
-//! The scales are folded into the weights, so a reader uses unscaled activations of the model. The input
+//! The scales are folded into the weights, so readers use the model's unscaled activations. The input
 //! scale of a layer goes into its encoder, and its output scale into every decoder that writes to it. Latents
 //! stay in scaled units, because the scales of layers differ.
 //!

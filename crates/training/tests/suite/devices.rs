@@ -1,6 +1,6 @@
-//! Compares training without the CPU kernels with the losses of the CPU kernels.
+//! Compares the losses from training with and without the CPU kernels.
 //!
-//! It runs on the device that `GPT2_TEST_DEVICE` selects.
+//! The tests run on the device that `GPT2_TEST_DEVICE` selects.
 
 use candle_core::{DType, Device};
 use candle_gpt2::{Activation, Gpt2Config, HeadKind};

@@ -199,7 +199,7 @@ fn low_rank_values_are_explained_by_few_latents() {
         let mut trainer = trainer(&numbers);
         take(&mut trainer, numbers.steps, &data);
         assert_unit_directions(&trainer);
-        // Values that were not in the training data, encoded by the reader of the files.
+        // Evaluate the saved dictionary on values that were not in the training data.
         let fresh = Gaussians::new(4, 2).tensor();
         let dictionary = read(&trainer);
         let explained = dictionary.explained(&fresh).unwrap();
@@ -395,7 +395,7 @@ fn cross_layer_transcoder_predicts_later_layers() {
     let data = gaussians(4, &numbers);
     let mut trainer = trainer(&numbers);
     take(&mut trainer, numbers.steps, &data);
-    // A direction is a latent's output to all layers.
+    // A direction consists of a latent's outputs to all layers.
     let decoder = trainer.parameters().get("W_dec").unwrap().reshape((3, 96, WIDTH)).unwrap();
     let lengths = values(&decoder.sqr().unwrap().sum(2).unwrap());
     for latent in 0..96 {
@@ -421,7 +421,7 @@ fn cross_layer_transcoder_predicts_later_layers() {
     assert!(unexplained(&written(&layers, &inputs).0[1], &outputs[1]) > 0.9);
 }
 
-/// A reader of the files computes the same features and outputs as the trained dictionary.
+/// Checks that the saved files give the same features and outputs as the trained dictionary.
 #[test]
 fn saved_cross_layer_transcoder_matches_the_trained_one() {
     let (trainer, [untrained, trained]) = trained_on_texts(DictionaryKind::CrossLayerTranscoder, 64);
@@ -461,7 +461,7 @@ fn saved_cross_layer_transcoder_matches_the_trained_one() {
     for layer in 0..2 {
         let explained = 1.0 - unexplained(&found[layer], &outputs[layer]);
         let expected = metrics.explained_variance_per_layer[layer];
-        // The scales are rounded into the weights.
+        // Folding the scales into the weights rounds the weights.
         assert!((explained - expected).abs() < 1e-5, "layer {layer}: {explained} for {expected}");
     }
 }
@@ -540,7 +540,7 @@ fn metrics_of_known_dictionaries_are_correct() {
     assert!((metrics.recovered_from_zero.unwrap() - 1.0).abs() < 1e-4);
     assert!((metrics.recovered_from_mean.unwrap() - 1.0).abs() < 1e-4);
     assert_eq!((metrics.tokens, metrics.l0.round()), (66, 24.0), "first tokens are excluded");
-    // The model's own loss, computed from its logits.
+    // Compute the model's own loss from its logits.
     let model = model();
     let mut expected = Vec::new();
     for ids in texts() {
@@ -566,7 +566,7 @@ fn metrics_of_known_dictionaries_are_correct() {
     assert!((zero.cross_entropy.zero - zero.cross_entropy.model).abs() > 1e-3, "{zero:?}");
     assert!(zero.explained_variance < 0.0, "the mean is not zero");
 
-    // Only the mean, which is also the mean ablation.
+    // This dictionary always outputs the mean, as mean ablation does.
     let site = candle_gpt2_interpret::named_site("blocks.0.hook_resid_post").unwrap();
     let mut rows = Vec::new();
     for ids in texts() {
@@ -677,7 +677,7 @@ fn invalid_dictionary_options_are_reported() {
             &|d| (d.kind, d.output_site) = (DictionaryKind::Transcoder, Some("hook_embed".into())),
             "comes before",
         ),
-        // Outside the blocks, the embeddings come before them, and the final norm after them.
+        // The embeddings come before all blocks, and the final norm comes after them.
         (
             &|d| {
                 d.kind = DictionaryKind::Transcoder;
@@ -694,7 +694,7 @@ fn invalid_dictionary_options_are_reported() {
             "`output_site`: hook_embed comes before the input ln_final.hook_normalized",
         ),
         (&|d| d.latents = 0, "`latents`: expected from 1 to"),
-        (&|d| d.k = 41, "`k`: expected from 1 to the 40 latents, found 41"),
+        (&|d| d.k = 41, "`k`: expected from 1 to 40, the number of latents, found 41"),
         (&|d| d.k = 0, "`k`: expected from 1"),
         (&|d| d.sparsity = f64::NAN, "`sparsity`: expected a number of at least 0"),
         (&|d| d.dead_after = 0, "`dead_after`: expected at least 1"),
@@ -702,7 +702,7 @@ fn invalid_dictionary_options_are_reported() {
             &|d| (d.kind, d.site) = (clt, "blocks.1.hook_resid_mid".into()),
             "give the hook point without a block",
         ),
-        (&|d| (d.kind, d.site) = (clt, "ln2.hook_normalized".into()), "reads hook_resid_mid of every block"),
+        (&|d| (d.kind, d.site) = (clt, "ln2.hook_normalized".into()), "reads hook_resid_mid in every block"),
         (&|d| (d.kind, d.site) = (clt, "hook_mid".into()), "`site`: "),
         (
             &|d| (d.kind, d.site, d.output_site) = (clt, "resid_mid".into(), Some("mlp_out".into())),
@@ -710,7 +710,7 @@ fn invalid_dictionary_options_are_reported() {
         ),
         (
             &|d| (d.kind, d.site, d.k) = (clt, "hook_resid_mid".into(), 81),
-            "`k`: expected from 1 to the 80 latents, found 81",
+            "`k`: expected from 1 to 80, the number of latents, found 81",
         ),
     ] {
         let found = error_message(change);
@@ -733,7 +733,7 @@ fn invalid_dictionary_options_are_reported() {
     assert!(error.to_string().contains("at least 2 for a dictionary"), "{error}");
     let few = ActivationRows::new(FixedRows(vec![[vec![0.0; WIDTH], vec![0.0; WIDTH]]]), 12, 0);
     assert!(few.err().unwrap().to_string().contains("the training data has 1 tokens"));
-    // The same rows, independent of the order of requests.
+    // The rows do not depend on the order of the requests.
     let data = gaussians(4, &numbers(DictionaryKind::TopK, 40, 5));
     let first = data.examples(3, 2).activations().unwrap().unwrap();
     drop(data.examples(900, 2));

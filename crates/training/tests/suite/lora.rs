@@ -14,7 +14,7 @@ fn lora_config() -> LoraConfig {
     LoraConfig { rank: 3, alpha: 6.0, targets: TARGETS.map(str::to_owned).to_vec() }
 }
 
-/// Returns the model and the weights of a fixture.
+/// Returns the model and the weights from a fixture.
 fn base() -> (Gpt2Config, HashMap<String, Tensor>) {
     let fixture = Fixture::open("training/tied");
     let config = Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap();

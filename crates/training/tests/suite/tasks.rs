@@ -42,7 +42,7 @@ fn whole_numbers(fixture: &Fixture, name: &str) -> Vec<u32> {
     fixture.tensor(name).to_dtype(DType::U32).unwrap().to_vec1().unwrap()
 }
 
-/// Returns the rows of a fixture.
+/// Returns the rows from a fixture.
 fn rows(fixture: &Fixture, config: &Gpt2Config) -> InOrder {
     let mut ids = &whole_numbers(fixture, "ids")[..];
     let lengths = whole_numbers(fixture, "lengths");
@@ -60,7 +60,7 @@ fn rows(fixture: &Fixture, config: &Gpt2Config) -> InOrder {
     InOrder { rows, label_weights: weights.map(|weights| weights.to_vec1().unwrap()) }
 }
 
-/// Returns the trainer of a fixture, with its rows.
+/// Returns the trainer for a fixture, with the fixture's rows.
 fn case(name: &str) -> (Fixture, Trainer, InOrder) {
     let fixture = Fixture::open(&format!("training/{name}"));
     let recorded = fixture.recorded();
@@ -154,7 +154,7 @@ fn packed_rows_have_the_gradients_of_separate_rows() {
         for (sum, packed) in sums.iter().zip(&packed) {
             assert_close_absolute(sum, packed, 1e-5, name);
         }
-        // Recomputed blocks give the same bits.
+        // Recomputing blocks leaves the gradients bit-identical.
         let recomputing = trainer.recomputing(true);
         let again = recomputing.gradients(&all, &mut Pass::inference().recomputing(true), 1).unwrap().1;
         for (again, packed) in again.iter().zip(&packed) {

@@ -1,4 +1,4 @@
-//! Arguments of all `gpt2 look` commands, and their output: a table, JSON, a page or a figure.
+//! Arguments for all `gpt2 look` commands, and their output: a table, JSON, a page or a figure.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
 
-/// Arguments of a view: texts, model, output, and the view's own options.
+/// Arguments for a view: texts, model, output, and the view's own options.
 #[derive(Debug, Args)]
 pub(crate) struct LookArguments<I: Args, L: Args> {
     #[command(flatten)]
@@ -173,13 +173,13 @@ pub(crate) struct TextsArguments {
     /// Clean text, for which the answer is right
     #[arg(long, value_name = "TEXT", conflicts_with = "clean_ids")]
     clean: Option<String>,
-    /// Its token ids
+    /// Token ids of the clean text
     #[arg(long, value_name = "ID,ID,…")]
     clean_ids: Option<Ids>,
     /// Corrupted text, with the same number of tokens, for which the answer is wrong
     #[arg(long, value_name = "TEXT", conflicts_with = "corrupt_ids")]
     corrupt: Option<String>,
-    /// Its token ids
+    /// Token ids of the corrupted text
     #[arg(long, value_name = "ID,ID,…")]
     corrupt_ids: Option<Ids>,
 }
