@@ -104,7 +104,7 @@ const live = (() => {
     return view;
   }
 
-  // Returns the values below these indices of the first axes.
+  // Returns the values at these indices on the first axes.
   function part({ shape, data }, place) {
     const size = shape.slice(place.length).reduce((product, count) => product * count, 1);
     const start = place.reduce((offset, index, axis) => offset * shape[axis] + index, 0) * size;
