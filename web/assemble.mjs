@@ -1,8 +1,9 @@
-// Assembles the page and the npm package from the output of scripts/build_web.sh. usage: node
-// web/assemble.mjs
+// Assembles the page and the npm package from the output of scripts/build_web.sh.
+//
+// usage: node web/assemble.mjs
 //
 // Writes web/dist/gpt2.html, the page as a single file; web/dist/, the page for a static host; web/dist/npm/,
-// the package; web/dist/book/engine.js, the engine for the figures of the book.
+// the package; web/dist/book/engine.js, the engine for the book's figures.
 
 import { createHash } from "node:crypto";
 import { mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
@@ -15,10 +16,10 @@ const MOST_BYTES = 15_000_000;
 
 const MODEL_FOLDER = "models/stories";
 const MODEL = ["config.json", "generation_config.json", "tokenizer.json", "model.gguf"];
-// Transcoders of the model's MLPs, by their names next to the page, which the transport requests.
+// Names of the files with the transcoders of the model's MLPs, which the transport requests.
 const TRANSCODERS = readdirSync(join(ROOT, MODEL_FOLDER, "transcoders")).sort()
   .flatMap((layer) => ["cfg.json", "sae_weights.safetensors"].map((name) => `transcoders/${layer}/${name}`));
-// Abilities of the model at each of its checkpoints.
+// File with measurements of the model's abilities at each checkpoint of its training.
 const HISTORY = "history.json";
 
 // Content security policies that forbid all outside requests. In a file the scripts are inline; on a host
@@ -33,7 +34,7 @@ const bytes = (path) => readFileSync(join(ROOT, path));
 const text = (path) => bytes(path).toString("utf8");
 const ofModel = (name) => bytes(`${MODEL_FOLDER}/${name}`);
 
-// Escapes a script for a page, where HTML must not find its end tag or the start of a comment.
+// Escapes a script for a page, so that HTML finds neither an end tag nor a comment inside the script.
 const inside = (script) => script.replaceAll("</script", "<\\/script").replaceAll("<!--", "<\\!--");
 
 // Replaces the names between pairs of `@@` in a template.
@@ -46,7 +47,7 @@ function filled(template, places) {
   }).join("");
 }
 
-// Encodes bytes in base 85, which is 6% shorter than base 64; `fromBase85` of worker.js decodes it.
+// Encodes bytes in base 85, which is 6% shorter than base 64; `fromBase85` in worker.js decodes it.
 function base85(bytes) {
   const letters = Buffer.alloc(5 * Math.ceil(bytes.length / 4)), padded = Buffer.concat([bytes, Buffer.alloc(3)]);
   for (let start = 0, group = 0; start < bytes.length; start += 4, group += 5) {
@@ -60,8 +61,8 @@ function base85(bytes) {
   return letters.toString("latin1", 0, bytes.length + Math.ceil(bytes.length / 4));
 }
 
-// Puts the lower bytes of 16-bit numbers first, then the upper ones, which are similar; gzip saves another
-// twelfth.
+// Moves the lower bytes of 16-bit numbers before the upper bytes, which are similar, so that gzip saves
+// another twelfth.
 const split = (data) => Buffer.concat([0, 1].map((half) => data.filter((_, place) => place % 2 === half)));
 const packed = (data) => base85(gzipSync(data, { level: 9 }));
 const data = (id, content, kind = "") => `<script type="text/plain" id="${id}"${kind}>${content}</script>\n`;
@@ -72,7 +73,7 @@ const index = text("web/index.html");
 const own = (name) => text(`web/${name}`);
 const ENTRY = "file-page.js";
 
-// An import statement of another module on its own line, and a declaration that exports one name.
+// Patterns for a line that imports another module, and for a declaration that exports one name.
 const IMPORT = /^import (?:(\{.*\}) from )?"\.\/(.*)";$/gm, EXPORT = /^export (?:async )?(?:function|class|const) (\w+)/gm;
 
 // Returns the paths of a module and of its imports, dependencies first.
@@ -86,8 +87,8 @@ function collected(path, paths = []) {
 // Removes types and whole-line comments from a module.
 const withoutComments = (text) => text.replace(/\/\*\*[^]*?\*\//g, "").replace(/^\s*\/\/.*$/gm, "").replace(/^\s*\n/gm, "");
 
-// Bundles a module and its imports into one classic script, because a page in a file cannot load modules.
-// `script` of the crate candle-gpt2-web does the same.
+// Bundles a module and its imports into one classic script, because a page opened from a file cannot load
+// modules. `script` in the crate candle-gpt2-web does the same.
 function script(entry) {
   const wrapped = (path) => {
     const names = [...own(path).matchAll(EXPORT)].map(([, name]) => name);
@@ -120,7 +121,7 @@ function oneFile() {
   return page(whole, FILE_POLICY, packs);
 }
 
-// Returns the files for a static host, by name.
+// Returns the files for a static host, with their names.
 function hosted() {
   const files = [["index.html", page(index, HOST_POLICY, "")], ...loaded, ["worker.js", worker], ["gpt2.wasm", wasm]];
   files.push(...[...MODEL, HISTORY, ...TRANSCODERS].map((name) => [name, ofModel(name)]));
@@ -131,7 +132,8 @@ function hosted() {
   return [...files, ["service-worker.js", filled(text("web/service-worker.js"), places)]];
 }
 
-// Returns the engine and its model as a classic script, the only kind of file that a page from a file can load.
+// Returns the engine and its model as a classic script, the only kind of file that a page opened from a file
+// can load.
 function bookEngine() {
   const files = MODEL.map((file) => ({ file, packed: packed(ofModel(file)) }));
   const parts = { worker, wasm: { packed: packed(wasm) }, files, history: JSON.parse(ofModel(HISTORY)), tokenizer: JSON.parse(ofModel("tokenizer.json")) };

@@ -1,4 +1,4 @@
-// Tests of the npm package against the program. usage: node --test web/package/test.mjs
+// Tests that compare the npm package with the program. usage: node --test web/package/test.mjs
 //
 // GPT2_PROGRAM is the program (target/debug/gpt2). GPT2_CHECKPOINTS is a folder of published checkpoints;
 // without it, their tests are skipped.
@@ -80,7 +80,8 @@ function assertSameLogits(folder, model, ids, types = []) {
   assert.ok(difference < TOLERANCE, `${types}: ${difference}`);
 }
 
-// The reference fingerprints for every processor's instruction sets, see crates/engine/tests/fingerprints.rs.
+// The fingerprints are the same for every processor's instruction sets; see
+// crates/engine/tests/fingerprints.rs.
 test("logits match the reference fingerprints", () => {
   for (const { config, fingerprints } of JSON.parse(readFileSync(join(ROOT, "crates/engine/tests/fingerprints.json")))) {
     for (const dtype of ["f16", "q8", "q6", "q4"]) {

@@ -1,8 +1,8 @@
-//! Files of the page for servers, and modules bundled into one script.
+//! Page files for a server to serve, and modules bundled into one script.
 
 use crate::{GRAPH_HTML, HEAD_HTML, REPORT_HTML};
 
-/// A file of the page, from [`files`].
+/// One of the page's files, as returned by [`files`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageFile {
     /// Path on the server, such as `/page.js`.
@@ -13,10 +13,10 @@ pub struct PageFile {
     pub text: String,
 }
 
-/// Returns the files of the page for a server; the first file is the page itself.
+/// Returns the page's files for a server to serve; the first file is the page itself.
 ///
-/// The server must answer `v1/models`, `v1/completions`, `tokenize` and `look/…` next to it. The HTML has no
-/// inline script or style, and the files load nothing from elsewhere.
+/// The server must also provide `v1/models`, `v1/completions`, `tokenize` and `look/…` next to the page. The
+/// HTML has no inline script or style, and the files load nothing from elsewhere.
 ///
 /// ```
 /// let files = candle_gpt2_web::files();
@@ -49,9 +49,9 @@ pub fn files() -> Vec<PageFile> {
 
 /// Bundles a module and its imports into one classic script.
 ///
-/// A page opened from a file cannot load modules. Each module becomes an entry of the object `modules`, by
-/// its path. A module may import names with one statement per line, and may export functions, classes and
-/// constants. Modules must not import each other in a cycle.
+/// A page opened from a file cannot load modules. Each module becomes an entry in the object `modules`,
+/// keyed by its path. A module may import names with one statement per line, and may export functions,
+/// classes and constants. Modules must not import each other in a cycle.
 ///
 /// ```
 /// let script = candle_gpt2_web::script("parts/report.js");
@@ -93,7 +93,7 @@ pub fn script(module: &str) -> String {
 /// Keywords before the name in an exported declaration.
 const KEYWORDS: [&str; 5] = ["async", "function", "class", "const", "let"];
 
-/// Removes types in block comments, and comments on lines of their own.
+/// Removes block comments, which contain types, and line comments on lines of their own.
 fn without_comments(text: &str) -> String {
     let mut pieces = text.split("/**");
     let first = pieces.next().unwrap_or_default().to_owned();
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Checks that the page works under a security policy without `unsafe-inline`.
+    /// Checks that the page works under a content security policy without `unsafe-inline`.
     #[test]
     fn page_has_no_inline_script_or_style() {
         let files = files();
@@ -184,7 +184,7 @@ mod tests {
         assert!(script.contains("return { dark, find, element, "), "the names of async and plain exports");
     }
 
-    /// Checks that each export has one name, which `script` parses.
+    /// Checks that each export declares a single name, as `script` requires.
     #[test]
     fn modules_are_short_typed_and_export_names() {
         for (path, text) in MODULES {

@@ -1,4 +1,4 @@
-// Tests of the live figures of the book, opened from files and offline. Values are compared with the program's.
+// Tests of the book's live figures, opened from files and offline. Values are compared with the program's.
 // GPT2_WRITE_PICTURES=1 writes the static pictures to docs/src/pictures/live instead of comparing them.
 import { execFileSync } from "node:child_process";
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -18,7 +18,7 @@ const CHAPTERS = [
 const program = (...flags) => execFileSync(PROGRAM, flags, { encoding: "utf8", maxBuffer: 1 << 28, stdio: ["ignore", "pipe", "inherit"] });
 const tokensOf = (text) => JSON.parse(program("tokenize", text, "--json")).tokens;
 
-// Returns the program's activations of a text, by hook point, from `gpt2 cache`.
+// Returns the program's activations for a text, keyed by hook point, from `gpt2 cache`.
 function recorded(text, sites) {
   const folder = mkdtempSync(join(tmpdir(), "gpt2-")), file = join(folder, "values.safetensors");
   program("cache", text, "--device", "cpu", "--sites", sites, "--out", file);
@@ -32,7 +32,7 @@ function recorded(text, sites) {
   return found;
 }
 
-// Returns the values below these indices of the first axes.
+// Returns the values at these indices on the first axes.
 function part({ shape, data }, ...place) {
   const size = shape.slice(place.length).reduce((product, count) => product * count, 1);
   const start = place.reduce((offset, index, axis) => offset * shape[axis] + index, 0) * size;
@@ -67,7 +67,7 @@ class Chapter {
     await expect(this.figure).toHaveAttribute("data-drawn", text);
   }
 
-  // Compares a number of the readout with the program's, to the digits shown.
+  // Compares a number in the readout with the program's, to the digits shown.
   async shows(pattern, expected) {
     let found;
     await expect(async () => {
@@ -80,7 +80,7 @@ class Chapter {
 }
 
 const test = base.extend({
-  // A chapter reports no errors and requests nothing from elsewhere.
+  // A chapter must report no errors and request nothing from elsewhere.
   chapter: async ({ page }, use) => {
     const chapter = new Chapter(page, BOOK);
     await use(chapter);
@@ -92,7 +92,7 @@ const test = base.extend({
 const NUMBER = "(−?[\\d,]+(?:\\.\\d+)?)";
 const layer = (name, number = 0) => `blocks.${number}.${name}`;
 
-// Changes each figure and checks a value; `values(sites)` records the program's activations of the sentence.
+// Changes each figure and checks a value; `values(sites)` records the program's activations for the sentence.
 const CHECKS = {
   async tokens(chapter, { tokens }) {
     const last = tokens.at(-1);

@@ -2,9 +2,9 @@
 import { readFileSync } from "node:fs";
 import { DEFAULTS, ENDLESS, cells, expect, expectClose, printed, shown, test } from "./support.mjs";
 
-// Characters of one to four bytes, and one of two code points.
+// Characters of one to four bytes, and one that consists of two code points.
 const WIDE = `Mia: 日本語 😀 e\u0301\n${ENDLESS}`;
-// Each view, and an element that exists once it is drawn.
+// Each view, and an element that exists once the view is drawn.
 const VIEWS = [["attention", "#report-values td"], ["lens", "#report-values td"], ["head", "#head-steps > li"], ["features", "#feature-texts span"], ["graph", "#graph-field circle"]];
 const MERCY = "The quality of mercy is not strained,";
 
@@ -85,7 +85,7 @@ test("each completion uses a new seed unless one is entered, and can be undone",
   expect(seeds.size).toBe(3);
   const second = await gpt2.text();
   expect(second).not.toBe(first);
-  // The last seed can be kept.
+  // The seed of the last completion can be kept.
   await gpt2.click("keep-seed");
   expect(seeds.has(await gpt2.at("seed").inputValue())).toBe(true);
   expect(await gpt2.generate()).toBe(second);
@@ -98,7 +98,7 @@ test("each completion uses a new seed unless one is entered, and can be undone",
   expect(await gpt2.text()).toBe(third);
   await gpt2.find("#text [tabindex='0']").press("Control+y");
   expect(await gpt2.text()).toBe(fourth);
-  // The keyboard still undoes typing.
+  // The keyboard shortcut still undoes typing.
   await gpt2.at("prompt").press("End");
   await gpt2.at("prompt").pressSequentially(" more");
   await gpt2.at("prompt").press("Control+z");
@@ -111,7 +111,7 @@ test("stopping keeps the partial text, which can be continued", async ({ gpt2, s
   const isCounted = () =>
     expect.poll(() => server.metric("gpt2_cancelled_total"), { timeout: 2000 }).toBeGreaterThanOrEqual(1).then(() => true, () => false);
   let text, isCancelled = false;
-  // A fast server may finish before the stop arrives, which leaves nothing to cancel; then retry.
+  // Retry, because a fast server may finish before the stop arrives, which leaves nothing to cancel.
   for (let round = 0; round < 5 && !isCancelled; round++) {
     const status = await gpt2.page.evaluate(() => {
       const find = (name) => document.querySelector(`[data-testid=${name}]`);
@@ -179,7 +179,7 @@ test("the alternatives of a token match the sampling distribution", async ({ gpt
   await token.click();
   const { token_ids } = (await server.ask("v1/completions", { prompt, max_tokens: 12, seed: 3, temperature: 1, top_k: 0, min_p: 0, return_token_ids: true })).choices[0];
   const ids = [...prompt, ...token_ids.slice(0, 5)];
-  // The box follows the settings.
+  // The box reflects the current settings.
   for (const settings of [{ temperature: 1 }, { temperature: 0.25 }, { temperature: 0.25, top_k: 3 }]) {
     await gpt2.set({ temperature: settings.temperature, "top-k": settings.top_k ?? 0 });
     const { tokens, kept } = await server.ask("look/next", { prompt: ids, top: 20, top_k: 0, min_p: 0, ...settings });
@@ -191,7 +191,7 @@ test("the alternatives of a token match the sampling distribution", async ({ gpt
   }
   await gpt2.page.keyboard.press("Escape");
   await expect(gpt2.at("alternatives")).toBeHidden();
-  // By keyboard: chooses the first alternative with a leading space. The box has the focus immediately and
+  // The keyboard chooses the first alternative with a leading space. The box has the focus immediately and
   // keeps it.
   await gpt2.set({ greedy: true });
   const { tokens } = await server.ask("look/next", { prompt: ids, top: 20, temperature: 0 });
@@ -208,7 +208,7 @@ test("the alternatives of a token match the sampling distribution", async ({ gpt
   expect(before).toBe(true);
   const cut = [...ids, tokens[index].id];
   expect(await gpt2.text()).toBe(await decoded(server, cut.slice(prompt.length)) + await server.text(cut, 12));
-  // Resting the mouse on a token shows the alternatives too, until it leaves.
+  // Resting the mouse on a token also shows the alternatives, until the mouse leaves.
   await gpt2.page.mouse.move(0, 0);
   await gpt2.find("#text span").nth(2).hover();
   await expect(options).toHaveCount(20);
@@ -224,7 +224,7 @@ test("the next-token bars follow the settings", async ({ gpt2, server }) => {
   const about = gpt2.find("#next-about"), bars = gpt2.at("next").getByRole("option");
   await expect(about).toContainText("These settings leave 50 tokens to sample from.");
   await expect(bars).toHaveCount(8);
-  // Also while a slider is pressed.
+  // The bars are also updated while a slider is pressed.
   await gpt2.page.getByRole("slider", { name: "Temperature" }).hover({ position: { x: 2, y: 8 } });
   await gpt2.page.mouse.down();
   await expect(about).toContainText("These settings leave one token.");
@@ -290,7 +290,7 @@ test("the request is shown as a curl command and a Python program", async ({ gpt
   await gpt2.click("as-python");
   const program = await gpt2.text("request");
   for (const line of ["client = OpenAI(base_url=\"http://127.0.0.1:", "    prompt=\"It's \\\"so\\\"\\n😀\",", "    seed=5,", "    stream=True,",
-    `    extra_body={"top_k": ${DEFAULTS.top_k}, "min_p": ${DEFAULTS.min_p}, "repetition_penalty": 1},`]) expect(program).toContain(line);
+    `    extra_body={"top_k": ${DEFAULTS.top_k}, "min_p": ${DEFAULTS.min_p}, "repetition_penalty": ${DEFAULTS.repetition_penalty}},`]) expect(program).toContain(line);
 });
 
 test("views follow the text or are marked as outdated", async ({ gpt2, transport }) => {
@@ -307,7 +307,7 @@ test("views follow the text or are marked as outdated", async ({ gpt2, transport
   await gpt2.set({ prompt: "Tom had a dog" });
   await expect(gpt2.at("stale")).toBeVisible();
   if (transport === "server") await expect(gpt2.at("look-again")).toBeVisible();
-  // On a slow machine, the engine's view also waits for an update.
+  // On a slow machine, the engine's view is also updated only on request.
   await expect(async () => {
     if (await gpt2.at("update").isVisible()) await gpt2.at("update").click({ timeout: 1000 });
     await expect(gpt2.find("#report-line")).toContainText("·had·a·dog", { timeout: 1000 });
@@ -402,7 +402,7 @@ test("features match the transcoders", async ({ gpt2 }) => {
   await gpt2.set({ prompt: MERCY, layers: "2" });
   await gpt2.click("features");
   await expect(gpt2.find("#report-title")).toHaveText("the strongest features of each token");
-  // The program's output for all features of the layer.
+  // The program's output for all features in the layer.
   const folder = "models/stories/transcoders/layer_2";
   const { axes, values } = JSON.parse(printed(`gpt2 look features "${MERCY}" --sae ${folder} --top 100000 --json --device cpu`));
   const [features, tokens] = axes.map((axis) => axis.labels);
@@ -550,7 +550,7 @@ test("the contrast is sufficient in light and dark mode", async ({ gpt2 }) => {
     const names = ["prompt", "text", "status", "write", "seed", "copy", "token", "numbers", "show"];
     const found = await gpt2.page.evaluate(contrasts, names);
     for (const [name, contrast, light] of found) {
-      // Minimum contrast of WCAG; the one filled button is light in dark mode.
+      // Minimum contrast from WCAG; the one filled button is light in dark mode.
       expect(contrast, `${colorScheme}: ${name}`).toBeGreaterThanOrEqual(4.5);
       if (name !== "write") expect(light < 0.2, `${colorScheme}: ${name}`).toBe(colorScheme === "dark");
     }
@@ -625,7 +625,8 @@ test("reopening the page restores its prompt and settings", async ({ gpt2, trans
   const text = await gpt2.generate({ prompt: "Fare thee well,\nmy", seed: 31, temperature: 1.1, "max-new-tokens": 17, stops: "never" });
   // The address is updated shortly after the last change.
   await expect(gpt2.page).toHaveURL(/Fare.*stops=never/);
-  // Restores by address, as from a bookmark. A page in a file without an address uses the browser's storage.
+  // The address restores the page, as from a bookmark. A page opened from a file without a fragment uses the
+  // browser's storage.
   const link = new URL(gpt2.page.url()).hash.slice(1);
   for (const fragment of transport === "engine" ? [link, ""] : [link]) {
     await gpt2.open(fragment);

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { ROOT } from "./support.mjs";
 
 const TINY = join(ROOT, "crates/testing/fixtures/tiny-checkpoint");
-// Some matrices have a whole number of blocks in every precision, some do not.
+// With these sizes, some matrices have a whole number of blocks in every precision, and some do not.
 export const SIZES = { n_embd: 64, n_inner: 160, n_layer: 2, n_head: 4, n_positions: 96, n_ctx: 96, vocab_size: 300 };
 export const XL = { n_embd: 1600, n_inner: null, n_layer: 48, n_head: 25, n_positions: 1024, n_ctx: 1024, vocab_size: 50257 };
 
@@ -25,7 +25,7 @@ export function shapes({ n_embd, n_inner, n_layer, n_positions, vocab_size }) {
 
 const count = (shape) => shape.reduce((product, size) => product * size, 1);
 
-// Writes a file of f32 tensors; without `values`, only its header.
+// Writes a file of f32 tensors; without `values`, writes only the header.
 export function safetensors(path, tensors, values) {
   const header = {};
   let end = 0;
@@ -49,8 +49,8 @@ function pattern(name, shape) {
   return Buffer.from(values.buffer);
 }
 
-// Writes a checkpoint folder with these sizes and the tiny checkpoint's tokenizer; `tensors` overrides its
-// tensors.
+// Writes a checkpoint folder with these sizes and the tiny checkpoint's tokenizer; `tensors` sets its
+// tensors' names and shapes.
 export function checkpoint(folder, sizes = SIZES, tensors = shapes(sizes)) {
   mkdirSync(folder, { recursive: true });
   const config = JSON.parse(readFileSync(join(TINY, "config.json")));

@@ -39,7 +39,7 @@ test("the page restores the program's files in their own precision", async ({ gp
   }
   // Compression does not change the generating model.
   await gpt2.greedily("One day", 5);
-  // Bytes that are not text.
+  // The content of a file may be bytes that are not text.
   const plain = info.outputPath("bytes");
   writeFileSync(plain, Buffer.from([0, 255, 254, 10]));
   run("compress", "-k", plain);
@@ -51,7 +51,7 @@ test("the page restores the program's files in their own precision", async ({ gp
 test("compressed sizes are shown token by token", async ({ gpt2 }) => {
   const text = "One day,\nMia was at home.";
   await gpt2.set({ plain: text });
-  // By keyboard: from the text to its button.
+  // The Tab key moves from the text to its button.
   await gpt2.at("plain").press("Tab");
   await gpt2.page.keyboard.press("Enter");
   await expect(gpt2.at("compression-said")).toHaveText(/^[0-9]+ tokens, [0-9.]+ bits, [0-9.]+ per byte$/);
@@ -66,8 +66,8 @@ test("an invalid file is reported, and a long compression can be stopped", async
   const file = info.outputPath("wrong.gpt2z");
   writeFileSync(file, "just a text");
   await gpt2.at("compressed-file").setInputFiles(file);
-  await expect(gpt2.at("compression-said")).toHaveText(/^error: not in gpt2z format/);
-  // Set by script, because typing this text takes Chromium a minute.
+  await expect(gpt2.at("compression-said")).toHaveText(/^error: the input is not in gpt2z format/);
+  // A script sets the text, because typing it takes Chromium a minute.
   await (await gpt2.reveal("plain")).evaluate((box, text) => { box.value = text; }, TEXT.repeat(80));
   await gpt2.click("compress");
   await expect(gpt2.at("stop-compressing")).toBeEnabled();

@@ -1,4 +1,4 @@
-// The page on a static host: a first visit, an offline visit, and a visit after an update of the host.
+// The page on a static host: a first visit, an offline visit, and a visit after an update on the host.
 import { cpSync, createReadStream, existsSync, readFileSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { extname, join } from "node:path";
@@ -54,7 +54,7 @@ test("a new version replaces all files of the old one together", async ({ page }
   change("index.html", "</title>", " (newer)</title>");
   change("service-worker.js", before, "gpt2-newer");
   // The first visit shows the cached version and fetches the new one, which takes over once no page uses the
-  // old one. The browser decides when.
+  // old version. The browser decides when that happens.
   await gpt2.open();
   await expect.poll(() => page.evaluate(() => caches.keys())).toContain("gpt2-newer");
   await expect(async () => {

@@ -160,7 +160,7 @@ test("a file that changes after loading is reported", async ({ gpt2 }, info) => 
   await expect(gpt2.at("about")).toHaveText(/^model\.safetensors/);
   await gpt2.ready();
   writeFileSync(files[0], "something else");
-  // Another precision reads the file again and fails; the previous model is still loaded.
+  // Choosing another precision reads the file again and fails; the previous model is still loaded.
   await gpt2.set({ dtype: "q8" });
   await gpt2.error(/model\.safetensors/);
   expect(await gpt2.greedily("O", 10)).not.toBe(before);

@@ -1,9 +1,10 @@
-// Tests of the page: in Chromium with both transports, and the task tests in Firefox if installed. Tests of the
-// book's figures, in Chromium. usage, in this folder:
+// Tests of the page in Chromium with both transports, and of the tasks in Firefox if it is installed. Tests
+// of the book's figures in Chromium. usage, in this folder:
 // npm install --no-package-lock; npm test [-- --project=server|file|firefox|book -g NAME]
 // GPT2_PROGRAM is the program (target/debug/gpt2), GPT2_WEB the output folder of scripts/build_web.sh
-// (web/dist), GPT2_BOOK the book in the output folder of scripts/build_site.sh (target/site/docs/book). CHROMIUM
-// and FIREFOX name the browsers. Pages opened from files have no network: name resolution is disabled.
+// (web/dist), GPT2_BOOK the book in the output folder of scripts/build_site.sh (target/site/docs/book).
+// CHROMIUM and FIREFOX name the browsers. Pages opened from files have no network, because name resolution is
+// disabled.
 import { defineConfig } from "@playwright/test";
 import { chromium, firefox } from "./support.mjs";
 

@@ -1,4 +1,4 @@
-// Shared parts of the page's tests: the program as a server and as a command, and the opened page. Tests
+// Code shared by the page's tests: the program as a server and as a command, and the opened page. Tests
 // compare the page with the server's answers.
 import { execFileSync, spawn } from "node:child_process";
 import { existsSync, readFileSync } from "node:fs";
@@ -28,8 +28,8 @@ export const firefox = () => process.env.FIREFOX ?? installed("firefox-esr", "fi
 export const ENDLESS = "Hark";
 
 // Default sampling options of the built-in model.
-const { temperature, top_k, min_p } = JSON.parse(readFileSync(join(ROOT, "models/stories/generation_config.json"), "utf8"));
-export const DEFAULTS = { temperature, top_k, min_p };
+const { temperature, top_k, min_p, repetition_penalty } = JSON.parse(readFileSync(join(ROOT, "models/stories/generation_config.json"), "utf8"));
+export const DEFAULTS = { temperature, top_k, min_p, repetition_penalty };
 
 // Runs a command from the page and returns its output.
 export const printed = (command, cwd = ROOT) =>
@@ -42,7 +42,7 @@ export class Server {
     server.child = spawn(PROGRAM, ["serve", "--port", "0", "--device", "cpu", ...flags], { stdio: ["ignore", "pipe", "ignore"] });
     server.url = await new Promise((found, failed) => {
       server.child.stdout.once("data", (line) => found(String(line).trim()));
-      server.child.once("exit", (code) => failed(new Error(`gpt2 serve ended with ${code}`)));
+      server.child.once("exit", (code) => failed(new Error(`gpt2 serve exited with code ${code}`)));
     });
     return server;
   }
@@ -52,7 +52,7 @@ export class Server {
     return answer.json();
   }
 
-  // Returns the completion of a prompt; greedy by default.
+  // Returns the completion for a prompt; greedy by default.
   async text(prompt, count, settings = { temperature: 0 }) {
     return (await this.ask("v1/completions", { prompt, max_tokens: count, ...settings })).choices[0].text;
   }
@@ -82,13 +82,13 @@ export class Gpt2Page {
   text(name = "text") { return this.at(name).textContent(); }
 
   async open(fragment = "") {
-    // Opens another page first, because a new fragment alone does not reload.
+    // Opens another page first, because a new fragment alone does not reload the page.
     await this.page.goto("about:blank");
     await this.page.goto(fragment ? `${this.url}#${fragment}` : this.url);
     await this.ready();
   }
 
-  // A long timeout, because a busy machine loads and generates slowly.
+  // The timeout is long, because a busy machine loads and generates slowly.
   async ready() { await expect(this.at("status")).toHaveText(/^ready/, { timeout: 120_000 }); }
   // Waits until the view is drawn; it is not drawn while a mouse button is down.
   async looked() { await expect(this.find("#inside")).toHaveAttribute("aria-busy", "false"); }
@@ -130,8 +130,8 @@ export class Gpt2Page {
 
 export const test = base.extend({
   transport: ["server", { option: true, scope: "worker" }],
-  // Playwright drives Firefox through WebDriver BiDi. Firefox 153 lacks its command for selecting light or
-  // dark, which only the Chromium tests use.
+  // Playwright drives Firefox through WebDriver BiDi. Firefox 153 lacks the BiDi command that selects light
+  // or dark mode, which only the Chromium tests use.
   browser: [async ({ browser, browserName }, use) => {
     if (browserName === "firefox") {
       const session = Object.getPrototypeOf(browser._connection.toImpl(browser)._browserSession), { send } = session;

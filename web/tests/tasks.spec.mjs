@@ -6,7 +6,7 @@ for (const [name, width, height] of [["a desktop", 1280, 900], ["a phone", 400, 
     const { page } = gpt2;
     const button = (name) => page.getByRole("button", { name, exact: true });
     const field = (name) => page.getByLabel(name, { exact: false }).and(page.locator("input, textarea, select")).first();
-    // Types by keyboard, because Playwright's `fill` keeps the old number in Firefox.
+    // Sends real key presses, because Playwright's `fill` keeps the old number in Firefox.
     const type = async (name, value) => {
       await field(name).focus();
       await page.keyboard.press("ControlOrMeta+a");
@@ -55,7 +55,7 @@ for (const [name, width, height] of [["a desktop", 1280, 900], ["a phone", 400, 
     await gpt2.ready();
     await page.getByText("More settings").click();
 
-    // 6. Replaces a token and continues from there.
+    // 6. Another token in the middle, and a continuation from there.
     const before = await text.textContent();
     await text.getByRole("option").nth(3).click();
     const others = page.getByRole("listbox", { name: /^alternatives;/ }).getByRole("option");
@@ -66,7 +66,7 @@ for (const [name, width, height] of [["a desktop", 1280, 900], ["a phone", 400, 
 
     // 7. The bits of each token.
     await field("show bits").check();
-    // Firefox returns attr(data-bits) instead of its value.
+    // Firefox returns `attr(data-bits)` instead of the attribute's value.
     expect(await text.evaluate(({ firstElementChild: one }) => getComputedStyle(one, "::after").content.replace("attr(data-bits)", one.dataset.bits))).toMatch(/\d/);
 
     // 8. What a head does, by a click on its picture.
@@ -86,7 +86,7 @@ for (const [name, width, height] of [["a desktop", 1280, 900], ["a phone", 400, 
     await expect(page.getByText(/^curl -N/)).toBeVisible();
     await sideways();
 
-    // And the model: which one it is, and others.
+    // Last, the model: which one it is, and which others there are.
     await page.getByRole("button", { name: /^Model:/ }).click();
     await expect(page.getByRole("dialog")).toBeVisible();
     await page.keyboard.press("Escape");
