@@ -50,6 +50,7 @@ class _StandardOptions(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     typical_p: float | None
+    top_h: float | None
     epsilon_cutoff: float | None
     eta_cutoff: float | None
     seed: int | Iterable[int] | None

@@ -31,7 +31,9 @@ pub(crate) fn hint(alternatives: &str) -> Option<String> {
 fn hint_with(alternatives: &str, flags: Option<&BTreeMap<String, String>>) -> Option<String> {
     let named = |alternative: &str| {
         let name = alternative.split('`').nth(1)?;
-        name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then(|| name.to_owned())
+        name.bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+            .then(|| name.to_owned())
     };
     let with_flag = |alternative: &str| match (named(alternative), flags) {
         (None, _) => Some(alternative.to_owned()),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Start of a Git LFS pointer, a small text file that stands in for a file stored by Git LFS.
+/// Start of a Git LFS pointer, a small text file in place of a file stored by Git LFS.
 ///
 /// ```
 /// use candle_gpt2::{ConfigError, GIT_LFS_POINTER, Gpt2Config};

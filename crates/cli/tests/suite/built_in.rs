@@ -29,7 +29,7 @@ fn built_in_model_can_be_inspected_and_verified() {
     run_in_empty_folder(&["verify", "--model", "built-in"]);
 }
 
-/// Compares outputs with values that this program produced on 2026-11-30.
+/// Compares outputs with values that this program produced on 2026-12-01.
 ///
 /// Other weights, another tokenizer or wrong arithmetic would change them.
 #[test]
@@ -41,9 +41,9 @@ fn built_in_model_reproduces_recorded_outputs() {
     };
     let report = json(&["generate", "One day", "--greedy", "--max-new-tokens", "16", "--json"]);
     assert_eq!(report["prompt_ids"], serde_json::json!([700, 414]));
-    let ids = [12, 261, 438, 671, 623, 679, 532, 280, 273, 673, 394, 381, 520, 14, 398, 474];
+    let ids = [12, 261, 438, 704, 623, 680, 532, 280, 273, 673, 394, 401, 520, 14, 398, 474];
     assert_eq!(report["ids"], serde_json::json!(ids));
-    assert_eq!(report["text"], ", a little girl named Lily went to the park with her mom. They saw");
+    assert_eq!(report["text"], ", a little boy named Tim went to the park with his mom. They saw");
     let loss = json(&["score", "Mia had a red ball.", "--json"])["loss"].as_f64().unwrap();
-    assert!((loss - 2.484_65).abs() < TOLERANCE, "{loss}");
+    assert!((loss - 2.214_98).abs() < TOLERANCE, "{loss}");
 }

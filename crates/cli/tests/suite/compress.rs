@@ -139,7 +139,7 @@ fn estimate_matches_the_result_and_writes_nothing() {
 fn instruction_sets() -> Vec<String> {
     let rejected = program(&["score", "a"]).env("GPT2_INSTRUCTION_SET", "none").output().unwrap();
     let message = String::from_utf8(rejected.stderr).unwrap();
-    let listed = message.split_once("processor (").unwrap().1.split_once("), found").unwrap().0;
+    let listed = message.split_once("processor supports (").unwrap().1.split_once("), found").unwrap().0;
     listed.split(", ").map(str::to_owned).collect()
 }
 

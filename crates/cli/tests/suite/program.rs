@@ -376,7 +376,7 @@ fn failed_runs_exit_1() {
     let run_on_nan = run(&["generate", "x", "--model", path(nan.path())]);
     assert_eq!(run_on_nan.code, FAILURE);
     let expected = "the model's logits are not finite; verify its weights, and use an f32 KV cache (`gpt2 verify`, \
-                `--kv-dtype f32`)";
+                --kv-dtype f32)";
     assert!(run_on_nan.stderr.contains(expected), "{}", run_on_nan.stderr);
     for view in [&["lens"][..], &["attention"], &["heads"], &["saliency"], &["neurons", "--neuron", "0.0"]] {
         let look = run(&[&["look"], view, &["x", "--json", "--model", path(nan.path())]].concat());

@@ -394,7 +394,7 @@ fn invalid_examples_and_task_files_are_rejected() {
     assert_eq!(error, "`num_fewshot`: expected at most 0, the number of entries to sample from, found 1");
 
     for (name, text, expected) in [
-        ("list.yaml", "- 1\n", "expected a task file"),
+        ("list.yaml", "- 1\n", "expected a YAML mapping"),
         ("broken.yaml", "a: [1\n", "did not find expected"),
         ("code.yaml", "doc_to_text: !function utils.text\n", "`!function` is not supported: task code"),
         ("docs.yaml", "process_docs: utils.docs\n", "`process_docs` is not supported"),

@@ -141,7 +141,7 @@ fn generation_stops_for_each_reason() {
     let until = GenerationConfig { eos_token_id: vec![299, ids[2]], ..greedy(&model, 40) };
     let end = ids.iter().position(|id| *id == ids[2]).unwrap();
     assert_eq!(generate(&model, &prompt, &until), (ids[..=end].to_vec(), StopReason::Eos));
-    // Of the 48 positions, three hold the prompt and 45 hold new tokens that are read. One more token is
+    // The prompt takes three of the 48 positions, and 45 hold new tokens that are read. One more token is
     // generated but not read.
     let forever = GenerationConfig { eos_token_id: vec![], ..greedy(&model, usize::MAX) };
     let (ids, reason) = generate(&model, &prompt, &forever);

@@ -142,7 +142,7 @@ fn top_p_keeps_the_smallest_set_that_reaches_p() {
         processed(&LogitsProcessor::TopP(top_p), &logits).iter().filter(|logit| logit.is_finite()).count()
     };
     assert_eq!([0.0, 0.1, 0.49, 0.6, 0.8, 0.9, 1.0].map(kept), [1, 1, 1, 2, 3, 4, 4]);
-    // Of the two least probable tokens, the one with the larger id remains, as in the reference.
+    // The one with the larger id of the two least probable tokens remains, as in the reference.
     let boundary = processed(&LogitsProcessor::TopP(0.8), &logits);
     assert_eq!((boundary[2], boundary[3].is_finite()), (MASKED, true));
 }

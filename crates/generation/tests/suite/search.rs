@@ -145,8 +145,8 @@ fn searches_stop_at_the_context_limit() {
     let prompt = [7u32; 46];
     let beams = config(&json!({"num_beams": 2, "max_new_tokens": 9}));
     let found = beam_search(&model, &prompt, &beams, &[], None, &|| ControlFlow::Continue(())).unwrap();
-    // Of the 48 positions, 46 hold the prompt and two hold new tokens that are read. One more token is
-    // generated but not read.
+    // The prompt takes 46 of the 48 positions, and the last two hold new tokens that are read. One more
+    // token is generated but not read.
     assert_eq!((found[0].ids.len(), found[0].stop_reason), (3, StopReason::Context));
     let contrastive = config(&json!({"penalty_alpha": 0.5, "top_k": 3, "max_new_tokens": 9}));
     let (found, reason) =

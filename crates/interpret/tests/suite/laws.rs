@@ -674,8 +674,8 @@ fn invalid_requests_are_rejected() -> Result<()> {
     );
     let patching = Patching::new(run, case.corrupted(), metric)?;
     for (kind, by, expected) in [
-        (SiteKind::ResidPre, GridAxis::Head, "has"),
-        (SiteKind::Logits, GridAxis::Position, "outside the blocks"),
+        (SiteKind::ResidPre, GridAxis::Head, "expected a hook point with heads"),
+        (SiteKind::Logits, GridAxis::Position, "inside the blocks"),
     ] {
         assert!(usage_message(patching.grid(kind, by, &|| ()).unwrap_err()).contains(expected));
     }

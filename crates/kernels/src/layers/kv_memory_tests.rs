@@ -64,7 +64,7 @@ fn invalid_shapes_and_ranges_are_rejected() {
             (tokens((2, 3, 2, 20)), KvSlot::side_by_side(1, 40), vec![0]),
         ] {
             let error = memory.write(&slots, [&tokens; 2], &positions).unwrap_err().to_string();
-            assert!(error.contains("cache of shape [96, 60]"), "{error}");
+            assert!(error.contains("cache has shape [96, 60]"), "{error}");
         }
         assert!(memory.read(slots[0], 30..41).is_err());
         assert!(memory.read(KvSlot { start: 8, capacity: 4 }, 0..1).is_err());

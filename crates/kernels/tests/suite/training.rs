@@ -228,7 +228,7 @@ fn mismatched_projections_are_rejected() {
         (vec![tensor(2, 12), tensor(2, 6), tensor(2, 12)], causal(2, 2, 1.0, None), "[1, 2, 6]"),
         (vec![tensor(2, 12)], causal(2, 3, 1.0, None), "[[1, 2, 12]]"),
         (vec![tensor(2, 12)], unseen, "a visible key for each query"),
-        (vec![], causal(2, 2, 1.0, None), "found []"),
+        (vec![], causal(2, 2, 1.0, None), "found shapes []"),
     ] {
         let error = heads_attention(&inputs.iter().collect::<Vec<_>>(), attention).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -673,7 +673,7 @@ fn adamw_rejects_shared_memory_and_other_shapes() -> Result<()> {
     }
     let error =
         adamw_step(&parameter, &pattern(&[4], 1.0, 5), &mean, &square, &step).unwrap_err().to_string();
-    assert!(error.contains("found [4]"), "{error}");
+    assert!(error.contains("shape [4]"), "{error}");
     Ok(())
 }
 

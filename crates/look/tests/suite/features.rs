@@ -145,7 +145,7 @@ fn cards_match_each_text_computed_alone() {
             );
         }
         let notes = found.report.notes.join("\n");
-        assert!(notes.contains(&format!("{tokens} tokens of {} texts", pieces.len())), "{notes}");
+        assert!(notes.contains(&format!("{tokens} tokens from {} texts", pieces.len())), "{notes}");
     }
 }
 

@@ -314,7 +314,7 @@ fn any_feature_can_be_set() {
     // and the logits. The prediction holds the norm's scale fixed, and the actual scale multiplies all logits
     // by one factor.
     let last = points.iter().map(|point| point.column).max().unwrap();
-    let silent = (0..256).map(|feature| format!("5_{feature}_{last}"));
+    let silent = (0..256).map(|feature| format!("6_{feature}_{last}"));
     let silent = silent.filter(|id| points.iter().all(|point| &point.id != id));
     let (_, moves) = silent.take(5).map(|id| of(4096, id, 0.01)).find(|(from, _)| *from == 0.0).unwrap();
     let factor = |[before, predicted, actual]: [f64; 3]| (actual - predicted) / before;
