@@ -70,7 +70,7 @@ def test_choices_are_ranked():
     assert both[1]["choices"][0]["score"] == 1.0
     with pytest.raises(ValueError, match="pass choices"):
         model.classify("The sky is")
-    with pytest.raises(ValueError, match="one list for each of 1 texts, found 2"):
+    with pytest.raises(ValueError, match="one list for each of the 1 texts, found 2 lists"):
         model.classify(["The sky is"], [["a"], ["b"]])
     with pytest.raises(ValueError, match="at least one choice"):
         model.classify("The sky is", [])

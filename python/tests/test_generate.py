@@ -254,9 +254,10 @@ def test_self_referencing_values_are_rejected(model):
 
 
 def test_several_completions_are_returned_as_a_list(model):
-    one = model.generate(PROMPT, num_return_sequences=3, seed=1, max_new_tokens=5)
+    options = {"num_return_sequences": 3, "temperature": 1.0, "seed": 1, "max_new_tokens": 5}
+    one = model.generate(PROMPT, **options)
     assert len(set(one)) == 3
-    assert model.generate([PROMPT], num_return_sequences=3, seed=1, max_new_tokens=5) == [one]
+    assert model.generate([PROMPT], **options) == [one]
 
 
 def test_zero_max_new_tokens_generates_nothing(model):
@@ -394,7 +395,7 @@ def test_logits_processors_change_the_logits(model):
 
 def test_logits_processor_returning_none_changes_nothing(exact):
     seen = []
-    options = {"seed": 4, "max_new_tokens": 5}
+    options = {"repetition_penalty": 1.0, "seed": 4, "max_new_tokens": 5}
     observed = exact.generate(PROMPT, logits_processor=lambda ids, logits: seen.append((ids, logits)), **options)
     assert observed == exact.generate(PROMPT, **options)
     ids = seen[-1][0]

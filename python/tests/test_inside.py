@@ -242,7 +242,7 @@ def test_hook_exceptions_propagate(model):
     [
         ([("nowhere", print)], ValueError, "unknown hook point `nowhere`"),
         ([("embed", 3)], TypeError, "expected a function or an array"),
-        (["embed"], TypeError, "list of pairs"),
+        (["embed"], TypeError, r"list of \(name, function\) pairs"),
         ([("embed", lambda array, name: array[0])], ValueError, "returned an array of shape"),
         ([("embed", lambda array, name: "x")], ValueError, r"a hook at hook_embed returned a str that cannot be converted to an array of shape \[1, .*could not convert"),
     ],
@@ -325,10 +325,10 @@ def test_picture_from_custom_values():
     bars = candle_gpt2.Picture("loss", [1, 2], {"position": ["x", "y"]}, texts=["one", "two"], scale="amount")
     assert bars.texts == ["one", "two"] and bars.svg().count("<rect") > 2
     for axes, options, message in (
-        ({"layer": range(3)}, {}, r"values: expected shape \[3\] from the labels of the axes \(layer\), found \[2, 3\]"),
-        ({}, {}, "found \\[2, 3\\]"),
+        ({"layer": range(3)}, {}, r"values: expected shape \[3\] from the labels of the axes \(layer\), found shape \[2, 3\]"),
+        ({}, {}, "found shape \\[2, 3\\]"),
         ({"layer": range(2), "head": range(3)}, {"scale": "log"}, 'scale: expected "signed", "share" or "amount", found "log"'),
-        ({"layer": range(2), "head": range(3)}, {"texts": ["a"]}, "expected 6 texts"),
+        ({"layer": range(2), "head": range(3)}, {"texts": ["a"]}, "expected 6 cell texts"),
     ):
         with pytest.raises(ValueError, match=message):
             candle_gpt2.Picture("scores", values, axes, **options)
@@ -381,7 +381,7 @@ def test_control_vectors_load_save_and_apply(plain, tmp_path):
     np.testing.assert_array_equal(read.directions[1], directions[1].astype(np.float32))
     np.testing.assert_array_equal(plain.logits(ids, hooks=[read]), plain.logits(ids, hooks=[only]))
     for wrong, kind, message in (
-        ({1: np.ones(20)}, ValueError, r"expected \(21\), found \(20\)"),
+        ({1: np.ones(20)}, ValueError, r"expected shape \(21\), found \(20\)"),
         ({2: np.ones(21)}, ValueError, "expected a block below 2"),
         (PLAIN / "model.safetensors", (ValueError, candle_gpt2.Gpt2Error), "expected controlvector"),
         ("no/such.gguf", FileNotFoundError, "no/such.gguf"),

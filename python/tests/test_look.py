@@ -163,7 +163,7 @@ def test_invalid_task_data_requests_are_rejected(model):
         model.task_data("docstring")
     with pytest.raises(TypeError, match="did you mean `count`"):
         model.task_data("ioi", counts=3)
-    with pytest.raises(ValueError, match="up to 1000000, found 1000001"):
+    with pytest.raises(ValueError, match="at most 1000000 pairs, found 1000001"):
         model.task_data("ioi", count=1_000_001)
     with pytest.raises(ValueError, match="tokenizer"):
         candle_gpt2.Model.from_pretrained(PLAIN).task_data("ioi")
@@ -401,7 +401,7 @@ def test_zero_steering_vector_warns(model):
         (lambda m: m.steering('"a', layer=1), "`steer` \"a: expected"),
         (lambda m: m.steering(("a", "b"), layer=9), "layer 9 is out of range"),
         (lambda m: m.steering(("a", "b"), layer=1, scale=float("nan")), "`scale` NaN: expected a finite number"),
-        (lambda m: m.steering(np.zeros(7), layer=1), "expected \\(n, 256\\)"),
+        (lambda m: m.steering(np.zeros(7), layer=1), "expected shape \\(n, 256\\)"),
     ],
 )
 def test_invalid_analyses_name_the_python_keyword(model, wrong, message):
