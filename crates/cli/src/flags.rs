@@ -10,10 +10,12 @@ use clap::Command;
 /// Flags of the running command, keyed by option name.
 static FLAGS: OnceLock<BTreeMap<String, String>> = OnceLock::new();
 
-/// Makes later messages name this command's flags.
-pub(crate) fn remember(command: &Command) {
+/// Makes later messages name the flags of this command, and those of the program for all commands.
+pub(crate) fn remember(program: &Command, command: &Command) {
+    let mut flags = flags_of(program);
+    flags.extend(flags_of(command));
     // Only the first call has an effect, because a process runs one command.
-    let _ = FLAGS.set(flags_of(command));
+    let _ = FLAGS.set(flags);
 }
 
 /// Replaces option names in a message with flags.

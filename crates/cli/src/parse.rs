@@ -28,7 +28,7 @@ pub(crate) fn arguments() -> Result<Arguments, ExitCode> {
 fn parsed(given: &[OsString]) -> Result<Arguments, Error> {
     let mut program = with_whole_examples(program());
     let words: Vec<&str> = given.iter().skip(1).filter_map(|word| word.to_str()).collect();
-    flags::remember(called(&program, &words));
+    flags::remember(&program, called(&program, &words));
     if let Some(name) = foreign_cluster(&words) {
         let error = Error::new(ErrorKind::UnknownArgument).with_cmd(&program);
         return Err(with_advice(with_context(error, ContextKind::InvalidArg, name), given));

@@ -41,7 +41,7 @@ trait Replay: Sized {
 impl Replay for Recording {
     unsafe fn of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
         // SAFETY: both functions have the same contract, and the caller upholds it.
-        unsafe { Recording::of(device, work) }
+        unsafe { Self::of(device, work) }
     }
 
     fn replay(&mut self) -> Result<()> {
