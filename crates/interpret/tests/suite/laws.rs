@@ -683,7 +683,10 @@ fn invalid_requests_are_rejected() -> Result<()> {
     let error = usage_message(patching.path(&[head], Receiver::Final).unwrap_err());
     assert_eq!(error, "head 1.3 is out of range; the model has 2 layers of 3 heads, counted from 0");
     let behind = Metric { position: 8, ..metric };
-    assert!(usage_message(behind.check(&run).unwrap_err()).contains("position 8 (counted from 0) is out of range"));
+    assert!(
+        usage_message(behind.check(&run).unwrap_err())
+            .contains("position 8 (counted from 0) is out of range")
+    );
     // A replacement must have the dtype and shape of the original.
     let site = Site::in_block(0, SiteKind::AttnOut);
     struct Wrong(Site);
