@@ -9,6 +9,11 @@
 //! Sums are added slice by slice along the depth. Slices, and therefore sums, are
 //! the same for any number of threads.
 
+mod row;
+
+use std::borrow::Cow;
+
+use self::row::MultiplyRow;
 use crate::epilogue::{Epilogue, PanelBias};
 use crate::simd::{Interleaved, SeparateRows, Sums, sum_products};
 use crate::simd::{LANES, Line, MAX_TILE_PANELS, Number, Real, TileJob, Vectors, Work, tile_height};
@@ -25,6 +30,8 @@ const BLOCK_VALUES: usize = 1 << 22;
 const PART_ROWS: usize = 96;
 /// Maximum columns per part.
 const PART_COLUMNS: usize = 256;
+/// Maximum columns per part if the left operand is a single row; the sums of a part stay in the L1 cache.
+const MAX_ROW_COLUMNS: usize = 2048;
 
 /// Matrix view of a slice, with contiguous rows or contiguous columns.
 ///
@@ -273,6 +280,18 @@ fn multiply_all<T: Real>(
         return;
     }
     let is_fresh = output.is_fresh();
+    if rows == 1 {
+        let row: Cow<'_, [T]> = match left.column_stride {
+            1 => left.values[..depth].into(),
+            stride => left.values.iter().step_by(stride).copied().take(depth).collect(),
+        };
+        let across = columns.div_ceil(2 * thread_count()).next_multiple_of(LANES);
+        let parts = Parts { row_len: columns, rows, columns: across.min(MAX_ROW_COLUMNS) };
+        output.for_each_part_in(parts, 0..columns, |mut part| {
+            T::vectorized(MultiplyRow { row: &row, right, is_fresh, epilogue, part: &mut part });
+        });
+        return;
+    }
     let tile = T::vectorized(TileSize);
     if rows <= tile.0 {
         // A single tile passes over each panel once, so threads need not share laid-out panels. If rows are
@@ -699,6 +718,19 @@ mod tests {
                 let mut written = vec![f32::NAN; plain.len()];
                 product_to(left, right, &mut written, true);
                 assert_eq!(written, plain);
+            });
+        }
+    }
+
+    #[test]
+    fn one_row_has_the_bits_of_many() {
+        for sizes in SIZES {
+            let bias = noise(sizes.2, 3, 0.0, 2.0);
+            in_every_orientation(sizes, |left, right, _| {
+                let all = product(left, right, Some(&bias));
+                for (row, expected) in all.chunks_exact(sizes.2).enumerate() {
+                    assert_eq!(product(left.some_rows(row, 1), right, Some(&bias)), expected, "{sizes:?}");
+                }
             });
         }
     }
