@@ -1429,6 +1429,25 @@ def test_autoencoder_gradients_match_finite_differences(torch, spliced, use_erro
     assert x.grad.any()
 
 
+def test_gradients_pass_through_factored_matrices(torch):
+    random = np.random.default_rng(3)
+    factors = [random.normal(size=shape).astype(np.float32) for shape in ((2, 7, 3), (2, 3, 6))]
+    left, right = (torch.tensor(random.normal(size=shape).astype(np.float32)) for shape in ((4, 7), (6, 5)))
+    gradients = []
+    for build in (FactoredMatrix, lambda a, b: a @ b):
+        a, b = (torch.tensor(one, requires_grad=True) for one in factors)
+        product = build(a, b)
+        if isinstance(product, FactoredMatrix):
+            values = [(left @ product @ right * 2).AB, product.T[1].AB, product.norm(), product.S[..., 0], product.make_even().AB]
+        else:
+            values = [left @ product @ right * 2, product[1].T, product.norm(dim=(-2, -1)), torch.linalg.svdvals(product)[..., 0], product]
+        sum((value**3).sum() for value in values).backward()
+        gradients.append([a.grad.numpy(), b.grad.numpy()])
+    for found, expected in zip(*gradients, strict=True):
+        # Singular vectors of f32 matrices.
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
+
+
 def test_tensor_inputs_give_tensor_outputs(torch):
     model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False, tensors="numpy")
     ids, seen = torch.tensor([1, 2, 3]), []
