@@ -155,15 +155,14 @@ impl KvCache {
     /// Truncates `row` to its first `kept` tokens.
     ///
     /// # Errors
-    /// If the row has fewer than `kept` tokens.
+    /// If the row does not exist or has fewer than `kept` tokens.
     pub fn truncate(&mut self, row: usize, kept: usize) -> Result<()> {
-        let held = self.lengths.get(row).copied().unwrap_or(0);
+        self.expect_rows(&[row])?;
+        let held = self.lengths[row];
         if kept > held {
             return Err(AttentionError::Truncate { row, kept, held }.into());
         }
-        if let Some(length) = self.lengths.get_mut(row) {
-            *length = kept;
-        }
+        self.lengths[row] = kept;
         Ok(())
     }
 

@@ -105,6 +105,19 @@ pub enum AttentionError {
         /// Dtype of the mask.
         found: DType,
     },
+    /// An additive mask does not broadcast to the attention scores.
+    #[error(
+        "attention: expected a mask that broadcasts to (B, H, {queries}, {keys}), found shape {found:?}; \
+         reshape a mask of keys (B, {keys}) to (B, 1, 1, {keys})"
+    )]
+    MaskShape {
+        /// Number of queries.
+        queries: usize,
+        /// Number of keys, including cached ones.
+        keys: usize,
+        /// Shape of the mask.
+        found: Vec<usize>,
+    },
     /// The number of packed rows in the pass differs from the number of rows in the cache.
     #[error(
         "key-value cache: the cache has {rows} rows, but the pass has {found}; \

@@ -38,9 +38,9 @@ pub enum AttentionMask {
     },
     /// Tensor added to the scores, broadcast to `(B, H, T, S)`.
     ///
-    /// A value of 0 leaves a key visible, `-inf` hides it, and any other value shifts its score. A row that
-    /// hides every key gives NaN, as in PyTorch. Integers are rejected; [`AttentionMask::hiding`] converts
-    /// them.
+    /// A value of 0 leaves a key visible, `-inf` hides it, and any other value shifts its score. A query whose
+    /// keys are all at `-inf` gives NaN, as in PyTorch, and its NaN reaches the other queries of the next
+    /// layer. Integers are rejected; [`AttentionMask::hiding`] converts them.
     Additive(Tensor),
 }
 
@@ -70,7 +70,8 @@ impl AttentionMask {
     /// Converts an integer mask: 0 leaves a key visible, and any other value hides it.
     ///
     /// Masks in candle's examples and in PyTorch's `nn.MultiheadAttention` have this polarity. To invert a
-    /// mask in which ones are visible, such as transformers' `attention_mask`, pass `mask.eq(0.)?`.
+    /// mask in which ones are visible, such as transformers' `attention_mask`, pass `mask.eq(0.)?`. Hidden keys
+    /// get the lowest f32, as in transformers, so padding that sees only padding gives finite values.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -78,7 +79,7 @@ impl AttentionMask {
     ///
     /// let mask = AttentionMask::hiding(&Tensor::new(&[[0u8, 1], [0, 0]], &Device::Cpu)?)?;
     /// let AttentionMask::Additive(scores) = mask else { unreachable!() };
-    /// assert_eq!(scores.to_vec2::<f32>()?, [[0., f32::NEG_INFINITY], [0., 0.]]);
+    /// assert_eq!(scores.to_vec2::<f32>()?, [[0., f32::MIN], [0., 0.]]);
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     ///
@@ -88,7 +89,7 @@ impl AttentionMask {
     /// # Errors
     /// If the mask is on a device that does not support its dtype.
     pub fn hiding(mask: &Tensor) -> Result<Self> {
-        let hidden = Tensor::full(f32::NEG_INFINITY, mask.shape(), mask.device())?;
+        let hidden = Tensor::full(f32::MIN, mask.shape(), mask.device())?;
         mask.ne(0f64)?.where_cond(&hidden, &hidden.zeros_like()?).map(Self::Additive)
     }
 
@@ -98,7 +99,7 @@ impl AttentionMask {
     ///
     /// # Errors
     /// If the lengths of [`AttentionMask::CausalRows`] do not add up to the number of queries and keys, or
-    /// [`AttentionMask::Additive`] contains integers.
+    /// [`AttentionMask::Additive`] contains integers or does not broadcast to the scores.
     pub(crate) fn visible(
         &self,
         query_len: usize,
@@ -107,7 +108,7 @@ impl AttentionMask {
     ) -> Result<Vec<Range<usize>>> {
         let of_texts = match self {
             Self::CausalRows(lengths) => {
-                let tokens = lengths.iter().sum();
+                let tokens = lengths.iter().copied().fold(0, usize::saturating_add);
                 if [query_len, key_len] != [tokens; 2] {
                     return Err(AttentionError::Rows { tokens, queries: query_len, keys: key_len }.into());
                 }
@@ -115,6 +116,10 @@ impl AttentionMask {
             }
             Self::Additive(added) if !added.dtype().is_float() => {
                 return Err(AttentionError::MaskDType { found: added.dtype() }.into());
+            }
+            Self::Additive(added) if !broadcasts(added.dims(), [query_len, key_len]) => {
+                let (queries, keys, found) = (query_len, key_len, added.dims().to_vec());
+                return Err(AttentionError::MaskShape { queries, keys, found }.into());
             }
             _ => Vec::new(),
         };
@@ -157,6 +162,12 @@ impl AttentionMask {
             _ => None,
         }
     }
+}
+
+/// Whether the last two axes of `shape` broadcast to `scores`, and there are at most two axes before them.
+fn broadcasts(shape: &[usize], scores: [usize; 2]) -> bool {
+    shape.len() <= 4
+        && shape.iter().rev().zip(scores.iter().rev()).all(|(axis, score)| [1, *score].contains(axis))
 }
 
 /// Returns the visible keys of each query, for packed rows of these lengths.
@@ -208,7 +219,7 @@ mod tests {
             let hiding = AttentionMask::hiding(&mask).unwrap();
             assert_eq!(hiding.visible(2, 2, &rows).unwrap(), [0..2, 0..2]);
             let added = hiding.added().unwrap().to_vec2::<f32>().unwrap();
-            assert_eq!(added, [[0.0, f32::NEG_INFINITY], [0.0, 0.0]]);
+            assert_eq!(added, [[0.0, f32::MIN], [0.0, 0.0]]);
         }
     }
 

@@ -204,8 +204,9 @@ impl<'a> Pass<'a> {
         self
     }
 
-    /// Sets the position of the first token, which is 0 by default; any cache must be empty.
+    /// Sets the position of a row's first token, which is 0 by default.
     ///
+    /// With a cache, that is the first cached token, so every pass over the cache needs the same position.
     /// Training on windows that are shorter than the context uses this to reach all positions. Packed rows
     /// start at 0.
     pub fn from_position(mut self, first: usize) -> Self {

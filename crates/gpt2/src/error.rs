@@ -137,6 +137,44 @@ pub enum ModelError {
     /// Rows cannot move into a cache of a different pool.
     #[error("rows can only move between caches of the same pool; copy them instead")]
     OtherPool,
+    /// The configuration has fewer blocks than the parameters.
+    #[error(
+        "`n_layer` is {n_layer}, but the parameters include `h.{n_layer}`; set `n_layer` to the number of blocks, or run fewer blocks with `Pass::stopping_at`"
+    )]
+    MoreBlocks {
+        /// Configured number of blocks.
+        n_layer: usize,
+    },
+    /// A part of a model does not match the configuration.
+    #[error("{part}: expected {expected:?}, found {found:?}")]
+    Part {
+        /// Name of the part.
+        part: &'static str,
+        /// Shape or number in the configuration.
+        expected: Vec<usize>,
+        /// Shape or number of the part.
+        found: Vec<usize>,
+    },
+    /// The output of a replaced attention or MLP has the wrong shape.
+    #[error(
+        "a layer in place of attention or MLP must return the shape of its input, {expected:?}; found {found:?}"
+    )]
+    OwnLayer {
+        /// Shape of the residual stream.
+        expected: Vec<usize>,
+        /// Shape of the output.
+        found: Vec<usize>,
+    },
+    /// Requested logits are past the last token.
+    #[error("logits of {count} tokens from token {first} are out of range; the input has {tokens} tokens")]
+    NoSuchLogits {
+        /// Index of the first token.
+        first: usize,
+        /// Number of tokens.
+        count: usize,
+        /// Number of tokens in the input.
+        tokens: usize,
+    },
     /// The input has no tokens.
     #[error("the model needs at least one token")]
     NoTokens,

@@ -3,6 +3,8 @@
 use candle_core::{Result, Tensor};
 use candle_gpt2_attention::Placement;
 
+use crate::ModelError;
+
 /// Token dimension of a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
@@ -25,14 +27,16 @@ pub enum LogitsFor {
 impl LogitsFor {
     /// Selects the hidden states of these tokens: `(B, count, C)` from `(B, T, C)`.
     pub(crate) fn select(self, hidden_states: &Tensor, placement: &Placement) -> Result<Tensor> {
+        let (_, tokens, _) = hidden_states.dims3()?;
         match (self, placement) {
             (Self::EveryToken, _) => Ok(hidden_states.clone()),
             (Self::LastToken, Placement::Rows(lengths)) => {
                 let last = lengths.iter().map(|length| length.saturating_sub(1));
                 tokens_of_rows(hidden_states, lengths.iter().copied(), last)?.unsqueeze(0)
             }
-            (Self::LastToken, _) => {
-                hidden_states.narrow(TOKEN_DIM, hidden_states.dim(TOKEN_DIM)?.saturating_sub(1), 1)
+            (Self::LastToken, _) => hidden_states.narrow(TOKEN_DIM, tokens.saturating_sub(1), 1),
+            (Self::Tokens { first, count }, _) if first.saturating_add(count) > tokens => {
+                Err(ModelError::NoSuchLogits { first, count, tokens }.into())
             }
             (Self::Tokens { first, count }, _) => hidden_states.narrow(TOKEN_DIM, first, count),
         }

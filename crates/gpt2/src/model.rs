@@ -26,7 +26,8 @@ use candle_gpt2_kernels::{KvDType, LayerNorm, Linear, ParameterSource, check_int
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::embeddings::Embeddings;
-use crate::parameters::{Layers, head_and_model};
+use crate::parameters::{Layers, check_block_count, head_and_model};
+use crate::parts::OwnLayers;
 use crate::steps::StepRecorder;
 use crate::watcher::Watcher;
 use crate::{Gpt2Cache, Gpt2Config, HeadKind, LogitsFor, ModelError};
@@ -42,7 +43,8 @@ pub struct Block {
     pub(crate) cross_attention: Option<CrossAttention>,
     pub(crate) ln_2: LayerNorm,
     pub(crate) mlp: FeedForward,
-    resid_pdrop: f64,
+    pub(crate) own: OwnLayers,
+    pub(crate) resid_pdrop: f64,
 }
 
 impl Block {
@@ -69,22 +71,32 @@ impl Block {
                 layers.linear("mlp.c_proj")?,
                 config.activation_function,
             )?,
+            own: OwnLayers::default(),
             resid_pdrop: config.resid_pdrop,
         })
     }
 
     /// Computes `(B, T, C)` from `(B, T, C)`; `add_to` is `x + dropout(part(normed))`.
-    pub(crate) fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
+    ///
+    /// # Errors
+    /// If the width of `x` does not match, or its tokens do not fit into the cache.
+    pub fn forward_with(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
         let x = pass.show(SiteKind::ResidPre, x.clone())?;
         let normed = pass.norm(&self.ln_1, &x, [SiteKind::Ln1Scale, SiteKind::Ln1Normalized])?;
-        let x = self.attn.add_to(&x, &normed, &pass.causal_mask(), cache, self.resid_pdrop, pass)?;
+        let x = match &self.own.attention {
+            Some(own) => self.add_own(own, SiteKind::AttnOut, &x, &normed, cache, pass)?,
+            None => self.attn.add_to(&x, &normed, &pass.causal_mask(), cache, self.resid_pdrop, pass)?,
+        };
         let x = match &self.cross_attention {
             Some(cross_attention) => cross_attention.forward(x, pass)?,
             None => x,
         };
         let x = pass.show(SiteKind::ResidMid, x)?;
         let normed = pass.norm(&self.ln_2, &x, [SiteKind::Ln2Scale, SiteKind::Ln2Normalized])?;
-        let x = self.mlp.add_to(&x, &normed, self.resid_pdrop, pass)?;
+        let x = match &self.own.mlp {
+            Some(own) => self.add_own(own, SiteKind::MlpOut, &x, &normed, None, pass)?,
+            None => self.mlp.add_to(&x, &normed, self.resid_pdrop, pass)?,
+        };
         pass.show(SiteKind::ResidPost, x)
     }
 }
@@ -111,6 +123,7 @@ impl Gpt2Model {
     pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         config.check()?;
         let [_, vb] = head_and_model(&vb);
+        check_block_count(config, &vb)?;
         let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, vb.below("h").below(layer)));
         let layers = Layers::outside_blocks(config, vb.clone());
         Ok(Self {
@@ -202,9 +215,9 @@ impl Gpt2Model {
             pass.enter_layer(Some(layer));
             x = if pass.is_recomputing() && cache.is_none() {
                 let block = block.clone();
-                pass.recompute(&x, move |x, pass| block.forward(x, None, pass))?
+                pass.recompute(&x, move |x, pass| block.forward_with(x, None, pass))?
             } else {
-                block.forward(&x, cache.as_deref_mut().and_then(|cache| cache.layer(layer)), pass)?
+                block.forward_with(&x, cache.as_deref_mut().and_then(|cache| cache.layer(layer)), pass)?
             };
         }
         if let Some(layer) = stop {
@@ -248,8 +261,7 @@ impl Gpt2LMHeadModel {
                 Layers::outside_blocks(&with_head, head).linear("lm_head")?
             }
         };
-        let kv_dtype = lm_head.weight().kept_dtype().into();
-        Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })
+        Self::new(transformer, lm_head)
     }
 
     /// Computes the next-token logits after each token, without dropout and without a cache.
@@ -301,19 +313,6 @@ impl Gpt2LMHeadModel {
             }
             self.shown_logits(&hidden_states, logits_for, pass)
         })
-    }
-
-    /// Computes only the output head, on hidden states from [`Gpt2Model::forward`].
-    ///
-    /// # Shapes
-    /// `hidden_states` `(B, T, C)`; returns the shape of [`Gpt2LMHeadModel::forward_with`] in a pass without
-    /// packed rows.
-    ///
-    /// # Errors
-    /// If the hidden size does not match, or the requested tokens are out of range.
-    pub fn head(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
-        self.transformer
-            .run(None, &mut Pass::inference(), |_, pass| self.shown_logits(hidden_states, logits_for, pass))
     }
 
     /// Computes logits and passes them to the observer.

@@ -12,7 +12,7 @@ use crate::{Block, Gpt2LMHeadModel, Gpt2Model};
 /// `x` `(B, T, C)`; returns the same shape.
 impl Module for Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward(x, None, &mut Pass::inference())
+        self.forward_with(x, None, &mut Pass::inference())
     }
 }
 

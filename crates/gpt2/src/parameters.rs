@@ -5,7 +5,7 @@ use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource};
 use candle_nn::Init;
 use serde::Serialize;
 
-use crate::{Gpt2Config, HeadKind};
+use crate::{Gpt2Config, HeadKind, ModelError};
 
 /// Role of a [`Parameter`], which determines its layout in checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,6 +168,16 @@ impl<'a> List<'a> {
 /// Sources for the head and for all other parameters, which may be stored below `transformer.`.
 pub(crate) fn head_and_model<S: ParameterSource>(source: &S) -> [S; 2] {
     source.head_and_model("transformer", "wte.weight")
+}
+
+/// Checks that the source has no block after the configured ones.
+pub(crate) fn check_block_count(config: &Gpt2Config, source: &impl ParameterSource) -> Result<()> {
+    let has_block = |layer: usize| source.below("h").below(layer).contains("ln_1.weight");
+    // Sources of random values have a tensor for every name.
+    if has_block(config.n_layer) && !has_block(usize::MAX) {
+        return Err(ModelError::MoreBlocks { n_layer: config.n_layer }.into());
+    }
+    Ok(())
 }
 
 /// Source of layers, with shapes and initial values from a list of parameters.

@@ -1,12 +1,131 @@
-//! Accessors for the parts of a model, parameter sizes, and constructors of caches.
+//! Construction of models from parts, accessors for the parts, and their sizes.
+
+use std::fmt::Debug;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_gpt2_attention::{FeedForward, MultiHeadAttention};
-use candle_gpt2_kernels::{KvDType, LayerNorm, Linear, ParameterSize};
+use candle_gpt2_attention::{FeedForward, KvCache, MultiHeadAttention, Pass, SiteKind};
+use candle_gpt2_kernels::{KvDType, LayerNorm, Linear, ParameterSize, add};
 
-use crate::{Block, CrossAttention, Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, KvPool};
+use crate::embeddings::Embeddings;
+use crate::{
+    Block, CrossAttention, Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, KvPool, LogitsFor, ModelError,
+};
+
+/// Layer of your own in place of a block's attention or MLP.
+///
+/// The block adds the output to its residual stream, after dropout in training. Observers see the output, but
+/// no value inside the layer.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use candle_core::{DType, Device, Result, Tensor};
+/// use candle_gpt2::{Block, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, KvCache, LayerNorm, Linear, Pass, Sublayer};
+/// use candle_nn::{VarBuilder, VarMap};
+///
+/// /// MLP with a gate, as in newer models.
+/// #[derive(Debug)]
+/// struct GatedMlp {
+///     gate: Linear,
+///     expand: Linear,
+///     contract: Linear,
+/// }
+///
+/// impl Sublayer for GatedMlp {
+///     fn forward(&self, x: &Tensor, _: Option<&mut KvCache>, _: &mut Pass) -> Result<Tensor> {
+///         self.contract.forward(&(self.gate.forward(x)?.silu()? * self.expand.forward(x)?)?)
+///     }
+/// }
+///
+/// let config = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// let blocks = (0..2).map(|layer| {
+///     let vb = vb.pp("h").pp(layer);
+///     let linear = |input, output, name| Linear::load(input, output, false, vb.pp(name));
+///     let (gate, expand, contract) = (linear(6, 16, "gate")?, linear(6, 16, "up")?, linear(16, 6, "down")?);
+///     Ok(Block::load(&config, layer, vb.clone())?.with_mlp(Arc::new(GatedMlp { gate, expand, contract })))
+/// });
+/// let wte = Linear::load(6, 11, false, vb.pp("wte"))?;
+/// let wpe = vb.pp("wpe").get((8, 6), "weight")?;
+/// let norm = LayerNorm::load(6, 1e-5, vb.pp("ln_f"))?;
+/// let transformer = Gpt2Model::new(&config, wte.clone(), wpe, blocks.collect::<Result<_>>()?, norm)?;
+/// let model = Gpt2LMHeadModel::new(transformer, wte)?;
+/// assert_eq!(model.forward(&Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?)?.dims(), [1, 3, 11]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub trait Sublayer: Debug + Send + Sync {
+    /// Computes the output, which is added to the residual stream.
+    ///
+    /// The layer in place of attention receives the cache of its block, if the pass has one, and must append
+    /// the keys and values of every token to it. [`Pass::causal_mask`] is the mask of the pass. An MLP
+    /// receives no cache.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, C)` after the layer norm; returns the same shape.
+    ///
+    /// # Errors
+    /// Any error of the layer, which ends the pass.
+    fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor>;
+
+    /// Size of the layer's parameters, by default none.
+    fn size(&self) -> ParameterSize {
+        ParameterSize::default()
+    }
+}
+
+/// Layers that replace a block's own.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct OwnLayers {
+    pub(crate) attention: Option<Arc<dyn Sublayer>>,
+    pub(crate) mlp: Option<Arc<dyn Sublayer>>,
+}
 
 impl Block {
+    /// Creates a block from its parts, without dropout and cross-attention.
+    pub fn new(ln_1: LayerNorm, attn: MultiHeadAttention, ln_2: LayerNorm, mlp: FeedForward) -> Self {
+        let own = OwnLayers::default();
+        Self { ln_1, attn, cross_attention: None, ln_2, mlp, own, resid_pdrop: 0.0 }
+    }
+
+    /// Sets the dropout rate of the attention's and the MLP's output in training.
+    pub fn with_dropout(mut self, rate: f64) -> Self {
+        self.resid_pdrop = rate;
+        self
+    }
+
+    /// Replaces the attention; [`Block::attn`] still returns the layer before.
+    pub fn with_attention(mut self, attention: Arc<dyn Sublayer>) -> Self {
+        self.own.attention = Some(attention);
+        self
+    }
+
+    /// Replaces the MLP; [`Block::mlp`] still returns the layer before.
+    pub fn with_mlp(mut self, mlp: Arc<dyn Sublayer>) -> Self {
+        self.own.mlp = Some(mlp);
+        self
+    }
+
+    /// Computes `x + dropout(own(normed))`.
+    pub(crate) fn add_own(
+        &self,
+        own: &Arc<dyn Sublayer>,
+        kind: SiteKind,
+        x: &Tensor,
+        normed: &Tensor,
+        cache: Option<&mut KvCache>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let output = own.forward(normed, cache, pass)?;
+        if output.dims() != x.dims() {
+            return Err(
+                ModelError::OwnLayer { expected: x.dims().to_vec(), found: output.dims().to_vec() }.into()
+            );
+        }
+        let output = pass.show(kind, output)?;
+        add(x, &pass.dropout(output, self.resid_pdrop)?)
+    }
+
     /// Layer norm before attention.
     pub fn ln_1(&self) -> &LayerNorm {
         &self.ln_1
@@ -34,11 +153,52 @@ impl Block {
 
     fn size(&self) -> ParameterSize {
         let cross_attention = self.cross_attention.iter().map(CrossAttention::size).sum();
-        self.ln_1.size() + self.attn.size() + cross_attention + self.ln_2.size() + self.mlp.size()
+        let attention = self.own.attention.as_ref().map_or_else(|| self.attn.size(), |own| own.size());
+        let mlp = self.own.mlp.as_ref().map_or_else(|| self.mlp.size(), |own| own.size());
+        self.ln_1.size() + attention + cross_attention + self.ln_2.size() + mlp
     }
 }
 
 impl Gpt2Model {
+    /// Creates a model from its parts. [`Sublayer`] has an example.
+    ///
+    /// # Shapes
+    /// `wte` `(vocab_size, n_embd)`; `wpe` `(n_positions, n_embd)`; one block for each of `n_layer`.
+    ///
+    /// # Errors
+    /// If the configuration is invalid or a part does not match it.
+    pub fn new(
+        config: &Gpt2Config,
+        wte: Linear,
+        wpe: Tensor,
+        blocks: Vec<Block>,
+        ln_f: LayerNorm,
+    ) -> Result<Self> {
+        config.check()?;
+        let width = config.n_embd;
+        let check = |part, expected: &[usize], found: &[usize]| match expected == found {
+            true => Ok(()),
+            false => Err(ModelError::Part { part, expected: expected.to_vec(), found: found.to_vec() }),
+        };
+        check("wte", &[config.vocab_size, width], &[wte.out_features(), wte.in_features()])?;
+        check("wpe", &[config.n_positions, width], wpe.dims())?;
+        check("ln_f", &[width], &[ln_f.width()])?;
+        check("blocks", &[config.n_layer], &[blocks.len()])?;
+        for block in &blocks {
+            let has_cross_attention = block.cross_attention.is_some();
+            check("a block's ln_1", &[width], &[block.ln_1.width()])?;
+            check("a block's ln_2", &[width], &[block.ln_2.width()])?;
+            check("a block's attention heads", &[config.n_head], &[block.attn.num_heads()])?;
+            check(
+                "a block's cross-attention layers",
+                &[usize::from(config.add_cross_attention)],
+                &[usize::from(has_cross_attention)],
+            )?;
+        }
+        let embeddings = Embeddings { wte, wpe, embd_pdrop: config.embd_pdrop };
+        Ok(Self { embeddings, blocks, ln_f, config: config.clone(), watcher: None })
+    }
+
     /// Token embedding, `(V, C)`.
     pub fn wte(&self) -> &Linear {
         &self.embeddings.wte
@@ -82,6 +242,38 @@ impl Gpt2Model {
 }
 
 impl Gpt2LMHeadModel {
+    /// Creates a model from its parts, with a head of your own, which may have a bias.
+    ///
+    /// For a tied head, pass a clone of the token embedding. [`Sublayer`] has an example.
+    ///
+    /// # Shapes
+    /// `lm_head` maps `n_embd` to `vocab_size`.
+    ///
+    /// # Errors
+    /// If the head has the wrong shape.
+    pub fn new(transformer: Gpt2Model, lm_head: Linear) -> Result<Self> {
+        let expected = vec![transformer.config.vocab_size, transformer.config.n_embd];
+        let found = vec![lm_head.out_features(), lm_head.in_features()];
+        if found != expected {
+            return Err(ModelError::Part { part: "lm_head", expected, found }.into());
+        }
+        let kv_dtype = lm_head.weight().kept_dtype().into();
+        Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })
+    }
+
+    /// Computes only the output head, on hidden states from [`Gpt2Model::forward`].
+    ///
+    /// # Shapes
+    /// `hidden_states` `(B, T, C)`; returns the shape of [`Gpt2LMHeadModel::forward_with`] in a pass without
+    /// packed rows.
+    ///
+    /// # Errors
+    /// If the hidden size does not match, or the requested tokens are out of range.
+    pub fn head(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
+        self.transformer
+            .run(None, &mut Pass::inference(), |_, pass| self.shown_logits(hidden_states, logits_for, pass))
+    }
+
     /// Returns the embedding of a token without its position, `(C)`.
     ///
     /// # Errors

@@ -209,6 +209,14 @@ pub enum KernelError {
         /// The invalid target.
         found: u32,
     },
+    /// The last axis of a layer norm's input has the wrong width.
+    #[error("layer norm: expected a last axis of {expected}, found shape {found:?}")]
+    NormWidth {
+        /// Width of the norm.
+        expected: usize,
+        /// Shape of the input.
+        found: Vec<usize>,
+    },
     /// A candle activation that GPT-2 does not support.
     #[error("unsupported activation `{found}`; expected one of NewGelu, Gelu, Relu, Silu")]
     Activation {

@@ -83,7 +83,8 @@ static FORKS: AtomicUsize = AtomicUsize::new(0);
 ///
 /// The default is the value of the environment variable `CANDLE_NUM_THREADS`, or else of
 /// `RAYON_NUM_THREADS`. If neither is set, it is the number of cores that the process may use, within its
-/// container's limits. Returns whether the number could be set; the first computation fixes it.
+/// container's limits. Returns whether the number could be set; the first computation or call of
+/// [`thread_count`] fixes it. Operations of candle itself follow only the variables.
 ///
 /// ```
 /// assert!(candle_gpt2_arithmetic::set_thread_count(2));

@@ -2,7 +2,7 @@
 //!
 //! Source: `src/transformers/generation/configuration_utils.py`.
 
-use candle_gpt2::GIT_LFS_POINTER;
+use candle_gpt2::{GIT_LFS_POINTER, Gpt2Config};
 use serde_json::{Map, Value};
 
 use super::table::{GenerationConfig, GenerationOptions, OPTIONS};
@@ -26,6 +26,21 @@ const REFUSED_KEYS: [(&str, Option<f64>); 11] = [
 ];
 
 impl GenerationConfig {
+    /// Returns the default options for a model, whose end tokens end a completion.
+    ///
+    /// The default options alone have no end token.
+    ///
+    /// ```
+    /// use candle_gpt2::Gpt2Config;
+    /// use candle_gpt2_generation::GenerationConfig;
+    ///
+    /// assert_eq!(GenerationConfig::of_model(&Gpt2Config::gpt2()).eos_token_id, [50256]);
+    /// assert_eq!(GenerationConfig::default().eos_token_id, [0; 0]);
+    /// ```
+    pub fn of_model(config: &Gpt2Config) -> Self {
+        Self { eos_token_id: config.eos_token_id.clone(), ..Self::default() }
+    }
+
     /// Applies the options in a `generation_config.json` and returns the new configuration.
     ///
     /// Keys that do not change the completion are ignored.

@@ -11,6 +11,7 @@ mod interrupt;
 mod laws;
 mod nano_sort;
 mod parity;
+mod parts;
 mod plain;
 mod rows;
 mod var_builder;

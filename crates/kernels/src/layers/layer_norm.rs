@@ -11,7 +11,7 @@ use candle_nn::Init;
 
 use super::parameters::ParameterSource;
 use super::size::ParameterSize;
-use crate::{cuda, training};
+use crate::{KernelError, cuda, training};
 
 /// Layer normalization with a learned scale and an optional learned shift.
 ///
@@ -59,6 +59,9 @@ impl LayerNorm {
     /// # Errors
     /// If the last axis of `x` does not match the norm's width.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if x.dims().last() != Some(&self.width()) {
+            return Err(KernelError::NormWidth { expected: self.width(), found: x.dims().to_vec() }.into());
+        }
         match &self.bias {
             Some(bias) if self.is_fused(x, bias) => training::layer_norm(x, &self.weight, bias, self.epsilon),
             Some(bias) => {
@@ -122,6 +125,11 @@ impl LayerNorm {
             Some(bias) => scaled.broadcast_add(&bias.to_dtype(dtype)?),
             None => Ok(scaled),
         }
+    }
+
+    /// Width of the normalized rows.
+    pub fn width(&self) -> usize {
+        self.weight.elem_count()
     }
 
     /// Scale `γ`, `(width)`.

@@ -38,6 +38,12 @@ pub trait ParameterSource: Clone {
         [self.clone(), self.clone()]
     }
 
+    /// Whether the source has a parameter `name`; by default it does not know, and returns false.
+    fn contains(&self, name: &str) -> bool {
+        let _ = name;
+        false
+    }
+
     /// Returns the parameter `name`.
     ///
     /// # Errors
@@ -90,6 +96,10 @@ impl ParameterSource for VarBuilder<'_> {
         }
     }
 
+    fn contains(&self, name: &str) -> bool {
+        self.contains_tensor(name)
+    }
+
     fn parameter(&self, shape: impl Into<Shape>, name: &str, init: Init) -> Result<Tensor> {
         self.get_with_hints(shape, name, init)
     }
@@ -129,6 +139,10 @@ impl ParameterSource for ByOutput<'_> {
 
     fn head_and_model(&self, prefix: &str, name: &str) -> [Self; 2] {
         self.0.head_and_model(prefix, name).map(Self)
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.0.contains(name)
     }
 
     fn parameter(&self, shape: impl Into<Shape>, name: &str, init: Init) -> Result<Tensor> {
@@ -181,8 +195,13 @@ impl<S: ParameterSource> ParameterSource for Packed<S> {
         self.source.head_and_model(prefix, name).map(|source| Self::new(source, self.dtype))
     }
 
+    fn contains(&self, name: &str) -> bool {
+        self.source.contains(name)
+    }
+
+    /// Returns the parameter in f32, because products with packed weights compute in f32.
     fn parameter(&self, shape: impl Into<Shape>, name: &str, init: Init) -> Result<Tensor> {
-        self.source.parameter(shape, name, init)
+        self.source.parameter(shape, name, init)?.to_dtype(DType::F32)
     }
 
     fn matrix(&self, out_features: usize, in_features: usize, name: &str, init: Init) -> Result<Matrix> {
