@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import pickle
 import shutil
 import warnings
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 import candle_gpt2
 import numpy as np
 import pytest
-from candle_gpt2 import FactoredMatrix, HookedTransformer, TransformerBridge, components, head_detector, patching, utils
+from candle_gpt2 import SAE, FactoredMatrix, HookedTransformer, TransformerBridge, components, head_detector, patching, utils
 
 from support import FIXTURES, read_safetensors, write_safetensors
 
@@ -1427,6 +1428,49 @@ def test_autoencoder_gradients_match_finite_differences(torch, spliced, use_erro
     latents = sae.encode(x)
     (latents.sum() + sae.decode(latents, x).sum()).backward()
     assert x.grad.any()
+
+
+def test_weights_outside_the_blocks_are_the_parameters_and_stacks_are_copies(torch):
+    model = HookedTransformer.from_pretrained(INSIDE / "plain", tensors="torch")
+    ids = torch.tensor([[1, 2, 3]])
+    for name in ("W_E", "W_pos", "W_U", "b_U"):
+        logits, weight = model(ids), getattr(model, name)
+        weight += torch.arange(weight.numel()).reshape(weight.shape) % 7
+        assert not torch.allclose(model(ids), logits), name
+    logits = model(ids)
+    model.W_Q[:] = 0
+    assert torch.equal(model(ids), logits)
+    model.W_U.requires_grad_()
+    assert model(ids).requires_grad
+
+
+def test_components_take_keywords(torch):
+    model = HookedTransformer.from_pretrained(INSIDE / "plain", tensors="torch")
+    block, ids = model.blocks[0], torch.tensor([[1, 2, 3]])
+    x = torch.randn(1, 3, model.cfg.d_model)
+    assert torch.equal(block.attn(query_input=x, key_input=x, value_input=x), block.attn(x, x, x))
+    assert torch.equal(block.ln1(x=x), block.ln1(x)) and torch.equal(block.mlp(x=x), block.mlp(x))
+    assert torch.equal(model.embed(tokens=ids), model.embed(ids)) and torch.equal(model.unembed(residual=x), model.unembed(x))
+
+
+def test_models_are_pickled():
+    model = HookedTransformer.from_pretrained(INSIDE / "plain", tensors="numpy")
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model))([1, 2, 3]), model([1, 2, 3]))
+
+
+def test_native_model_is_as_precise_as_the_hooked_model():
+    model = HookedTransformer.from_pretrained(default_prepend_bos=False, tensors="numpy")
+    assert model.native.dtype == "f32"
+    difference = model.native.logits("One day", last_only=True) - model("One day")[0, -1]
+    # Processing centers the logits.
+    assert np.ptp(difference) < 1e-3
+
+
+def test_hook_points_of_spliced_autoencoders_are_suggested():
+    model = HookedTransformer.from_pretrained_no_processing(tensors="numpy")
+    sae = SAE.load("built-in", model, site="blocks.3.hook_resid_mid")
+    with model.saes([sae]), pytest.raises(KeyError, match=r"an SAE is spliced in here; its hook points are .*hook_sae_acts_post"):
+        model.run_with_hooks([1, 2], fwd_hooks=[("blocks.3.hook_mlp_out", lambda value, hook: value)])
 
 
 def test_gradients_pass_through_factored_matrices(torch):

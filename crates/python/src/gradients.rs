@@ -48,7 +48,16 @@ impl Model {
         let others = ["names", "hooks", "dictionaries", "error_term", "prepend_bos"];
         let wanted: PredictionGradients = read(fields(&[("text", text)])?, options, &others)?;
         let wanted = PredictionGradients { without_error: !error_term, ..wanted };
-        let sites = sites(names, n_layer)?;
+        // The result always has the latents and errors.
+        let is_spliced = |name: &str| name.ends_with(".hook_sae_acts_post") || name.ends_with(".hook_sae_error");
+        let names = match names.and_then(|names| names.extract::<Vec<String>>().ok()) {
+            Some(mut names) if !dictionaries.is_empty() => {
+                names.retain(|name| !is_spliced(name));
+                Some(names.into_pyobject(py)?)
+            }
+            _ => names.cloned(),
+        };
+        let sites = sites(names.as_ref(), n_layer)?;
         let mut hooks = Hooks::read(hooks, n_layer, &Raised::default())?;
         hooks.check_differentiable()?;
         let dictionaries: Vec<_> = dictionaries.iter().map(|one| one.get().inner().clone()).collect();

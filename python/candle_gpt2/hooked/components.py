@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Kind, added, array, is_live, library, like, live, tensor, together, torch_module
+from .arrays import Kind, added, array, is_live, is_tensor, library, like, live, tensor, together, torch_module
 from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
 from .hook_points import HookPoint, Module
@@ -177,7 +177,8 @@ class Weighted(Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Computes the output, as a tensor if the first argument is one."""
-        return like(args[0], self.compute(*(live(one) for one in args), **kwargs))
+        values = {name: live(one) if is_tensor(one) else one for name, one in kwargs.items()}
+        return like([*args, *kwargs.values()][0], self.compute(*(live(one) for one in args), **values))
 
     def _product(self, x: Any, matrix: str, bias: str) -> Any:
         """Computes ``x @ matrix + bias`` along the last axis."""
@@ -351,14 +352,23 @@ class MLP(Weighted):
         super().__init__(kind, **{name: getattr(weights, name)[layer] for name in self.weights})
         if cfg.act_fn is None or cfg.act_fn not in ACTIVATIONS:
             raise ValueError(f"act_fn: expected one of {', '.join(ACTIVATIONS)}, found {cfg.act_fn!r}")
-        self.act_fn, self.slope = ACTIVATIONS[cfg.act_fn]
-        self.live_act_fn = LIVE_ACTIVATIONS[cfg.act_fn]
+        self.cfg = cfg
         self.hook_pre = HookPoint(kind)
         self.hook_post = HookPoint(kind)
 
+    @property
+    def act_fn(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Activation function for arrays."""
+        return ACTIVATIONS[str(self.cfg.act_fn)][0]
+
+    @property
+    def slope(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Derivative of the activation function."""
+        return ACTIVATIONS[str(self.cfg.act_fn)][1]
+
     def compute(self, x: Any) -> Any:
         pre = self.hook_pre(self._product(x, "W_in", "b_in"))
-        post = self.live_act_fn(pre) if is_live(pre) else self.act_fn(pre)
+        post = LIVE_ACTIVATIONS[str(self.cfg.act_fn)](pre) if is_live(pre) else self.act_fn(pre)
         return self._product(self.hook_post(post), "W_out", "b_out")
 
 
@@ -367,8 +377,8 @@ class Unembed(Weighted):
 
     weights = ("W_U", "b_U")
 
-    def compute(self, x: Any) -> Any:
-        return self._product(x, "W_U", "b_U")
+    def compute(self, residual: Any) -> Any:
+        return self._product(residual, "W_U", "b_U")
 
 
 class TransformerBlock(Module):

@@ -53,6 +53,9 @@ def version_2_name(name: str) -> str:
 def unknown_hook_point(name: str, known: Iterable[str]) -> str:
     """Returns the error message for an unknown hook point, with a suggestion."""
     names = list(known)
+    spliced = [point for point in names if point.startswith(f"{name}.hook_sae_")]
+    if spliced:
+        return f"unknown hook point {name!r}: an SAE is spliced in here; its hook points are {', '.join(spliced)}"
     short = name.removeprefix("hook_")
     in_norms = short in ("scale", "normalized")  # ambiguous without the norm
     in_sae = short.startswith("sae_")  # unsupported by get_act_name

@@ -158,13 +158,14 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             name = str(model_name or hf_model.config.name_or_path or "")
             native, folder = model_of(hf_model, name, tokenizer, options)
         else:
-            files = {} if tokenizer is None or hasattr(tokenizer, "encode") else {"tokenizer": tokenizer}
-            native = cls._open(model_name, {**options, **files})
+            files = {"tokenizer": tokenizer} if isinstance(tokenizer, (str, PathLike)) else {}
+            # The engine's model then computes as precisely as this one, even if the file is quantized.
+            native = cls._open(model_name, {"dtype": "f32", **options, **files})
             name = native.name
         cfg = HookedTransformerConfig.of_model(native.config, name)
         cfg.default_prepend_bos = default_prepend_bos is not False
         weights = Weights.of_checkpoint(native.parameters(), cfg)
-        foreign = tokenizer if hasattr(tokenizer, "encode") else None
+        foreign = None if isinstance(tokenizer, (str, PathLike)) else tokenizer
         model = cls(cfg, foreign, default_padding_side=default_padding_side, native=native, weights=weights, tensors=tensors)
         if folder is not None:
             weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
@@ -752,13 +753,12 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         """Enables or disables `hook_mlp_in`, the input of MLPs."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
-    # Weights. Arrays are read-only views, and tensors are copies, so that writing to them never changes the model;
-    # `blocks[l].attn.W_Q` is writable. If a weight requires gradients, the copy is part of the graph, as in TransformerLens.
+    # Weights. As tensors, those outside the blocks are the parameters, and stacks are copies, as in TransformerLens. If a weight
+    # requires gradients, the copy is part of the graph. Arrays are read-only views; `blocks[l].attn.W_Q` is writable.
 
     def _own(self, module: Weighted, name: str) -> Any:
         """Returns a weight outside the blocks."""
-        weight = module._weight(name)
-        return weight if is_live(weight) else self.kind.out(read_only(weight))
+        return getattr(module, name) if self.kind.is_torch else read_only(module._weight(name))
 
     def _stacked(self, path: str, name: str, values: np.ndarray) -> Any:
         """Returns a weight of every block. `values` contains the weights as one array."""
