@@ -49,7 +49,8 @@ impl Model {
         let wanted: PredictionGradients = read(fields(&[("text", text)])?, options, &others)?;
         let wanted = PredictionGradients { without_error: !error_term, ..wanted };
         // The result always has the latents and errors.
-        let is_spliced = |name: &str| name.ends_with(".hook_sae_acts_post") || name.ends_with(".hook_sae_error");
+        let is_spliced =
+            |name: &str| name.ends_with(".hook_sae_acts_post") || name.ends_with(".hook_sae_error");
         let names = match names.and_then(|names| names.extract::<Vec<String>>().ok()) {
             Some(mut names) if !dictionaries.is_empty() => {
                 names.retain(|name| !is_spliced(name));
