@@ -521,6 +521,9 @@ impl<'a> Client<'a> {
             return what;
         }
         match names.as_slice() {
+            [] if self.options.cache.as_os_str().is_empty() => {
+                "no cache is set; use `HubOptions::from_environment`".to_owned()
+            }
             [] => format!("the cache {cache} contains no {kind}"),
             names => format!("the cache {cache} contains {}", names.join(", ")),
         }
