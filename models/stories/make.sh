@@ -48,8 +48,8 @@ data=(--corpus "$out/corpus" --stories "$stories")
     --steps 1 --batch-size 1 --held-out 0
 }
 
-lessons=(rows rows-and-stories early middle people practice people-again late last last-again)
-for lesson in "${lessons[@]%-again}"; do
+lessons=(rows rows-and-stories early middle people practice people-again late last last-again last-again-2)
+for lesson in "${lessons[@]%%-again*}"; do
   [ -d "$out/tokens-$lesson" ] ||
     gpt2 tokenize "$out/corpus/$lesson.jsonl" --tokenizer "$out/tokenizer/tokenizer.json" --out "$out/tokens-$lesson" --held-out 0.002
 done
@@ -65,7 +65,7 @@ lesson() {
   local resume=()
   number=$((number + 1))
   [ ! -f "$out/$1/training-state.safetensors" ] || resume=(--resume)
-  gpt2 train --out "$out/$1" --data "$out/tokens-${1%-again}" --seed "$((100 * seed + number))" --optimizer muon --random-positions --eval-every 250 --save-every 50 \
+  gpt2 train --out "$out/$1" --data "$out/tokens-${1%%-again*}" --seed "$((100 * seed + number))" --optimizer muon --random-positions --eval-every 250 --save-every 50 \
     --warmup-steps 50 "${@:2}" "${resume[@]}"
 }
 
@@ -98,14 +98,16 @@ lesson last --init "$out/late" --steps 2900 --batch-size 16 --context 256 --docu
   --weight-decay 0.1 --keep-steps 500,1000,1500,2000,2500,2900
 lesson last-again --init "$out/last" --steps 4350 --batch-size 8 --context 512 --document-starts 0.5 --lr 1.2e-3 --schedule linear \
   --final-share 0 --weight-decay 0.1 --dropout 0.05 --keep-steps 400,900,1500,2200,3000,4350
+lesson last-again-2 --init "$out/last-again" --steps 4300 --batch-size 8 --context 512 --document-starts 0.5 --lr 1.2e-3 --schedule linear \
+  --final-share 0 --weight-decay 0.1 --dropout 0.05 --keep-steps 400,900,1500,2200,3000,3700,4300
 
-[ ! -f models/stories/generation_config.json ] || cp models/stories/generation_config.json "$out/last-again/"
-[ -f "$out/model.gguf" ] || gpt2 convert "$out/last-again" "$out/model.gguf" --dtype q8_0
+[ ! -f models/stories/generation_config.json ] || cp models/stories/generation_config.json "$out/last-again-2/"
+[ -f "$out/model.gguf" ] || gpt2 convert "$out/last-again-2" "$out/model.gguf" --dtype q8_0
 [ -d "$out/transformers" ] || gpt2 convert "$out/model.gguf" "$out/transformers" --dtype f16
 trainings=("${lessons[@]/#/$out/}")
 workshop story-probes -- history "${trainings[@]}" "${data[@]}" > "$out/history.json"
 workshop story-probes -- page "$out/history.json" > "$out/learned.html"
-workshop story-probes -- report "$out/last-again" "${data[@]}" --save "$out/report.json" | tee "$out/report.txt"
+workshop story-probes -- report "$out/last-again-2" "${data[@]}" --save "$out/report.json" | tee "$out/report.txt"
 workshop story-probes -- report "$out/model.gguf" "${data[@]}" --against "$out/report.json" --save "$out/report-q8.json" |
   tee "$out/report-q8.txt"
 workshop story-probes -- samples "$out/model.gguf" > "$out/samples.md"

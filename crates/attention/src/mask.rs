@@ -164,7 +164,7 @@ impl AttentionMask {
     }
 }
 
-/// Whether the last two axes of `shape` broadcast to `scores`, and there are at most two axes before them.
+/// Whether a mask of this shape has at most four axes, the last two of which broadcast to `scores`.
 fn broadcasts(shape: &[usize], scores: [usize; 2]) -> bool {
     shape.len() <= 4
         && shape.iter().rev().zip(scores.iter().rev()).all(|(axis, score)| [1, *score].contains(axis))

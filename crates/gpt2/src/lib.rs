@@ -97,6 +97,7 @@ mod parameters;
 mod parts;
 mod recorder;
 mod steps;
+mod sublayer;
 mod text;
 mod watcher;
 
@@ -126,5 +127,5 @@ pub use parameters::{
     LedgerRow, Parameter, ParameterCounts, ParameterKind, decays, expected_parameters, paper_size,
     parameter_ledger,
 };
-pub use parts::Sublayer;
+pub use sublayer::Sublayer;
 pub use text::{GIT_LFS_POINTER, bounded_message, excerpt, is_unprintable, printable, printable_json};

@@ -27,8 +27,8 @@ use candle_gpt2_kernels::{KvDType, LayerNorm, Linear, ParameterSource, check_int
 use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::embeddings::Embeddings;
 use crate::parameters::{Layers, check_block_count, head_and_model};
-use crate::parts::OwnLayers;
 use crate::steps::StepRecorder;
+use crate::sublayer::OwnLayers;
 use crate::watcher::Watcher;
 use crate::{Gpt2Cache, Gpt2Config, HeadKind, LogitsFor, ModelError};
 

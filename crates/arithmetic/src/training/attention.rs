@@ -9,7 +9,8 @@
 use std::ops::Range;
 
 use super::dropout::Dropout;
-use super::product::{LaidOut, MatrixView, multiply};
+use super::matrix_view::MatrixView;
+use super::product::{LaidOut, multiply};
 use crate::attention::Heads;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Part, Parts, computed_in_parts, computed_together};

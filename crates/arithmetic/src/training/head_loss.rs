@@ -3,7 +3,8 @@
 //! Logits are the largest tensor of a training step. Each chunk exists only until its loss
 //! and gradients are computed.
 
-use super::product::{MatrixView, product, product_to};
+use super::matrix_view::MatrixView;
+use super::product::{product, product_to};
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::map_items;
 

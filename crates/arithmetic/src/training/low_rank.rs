@@ -5,7 +5,8 @@
 //! of the input. Every product has one narrow side, and no matrix is the size of the layer.
 
 use super::elementwise::scale;
-use super::product::{MatrixView, product, product_to};
+use super::matrix_view::MatrixView;
+use super::product::{product, product_to};
 use crate::simd::Real;
 
 /// Adapter: the adapted linear layer computes `x (W + scale · b a)ᵀ`.

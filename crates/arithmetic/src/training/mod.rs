@@ -11,7 +11,9 @@ mod embedding;
 mod head_loss;
 mod layer_norm;
 mod low_rank;
+mod matrix_view;
 mod product;
+mod row;
 mod sparse;
 
 pub use adamw::AdamWStep;
@@ -21,7 +23,7 @@ pub use elementwise::{ElementFunction, Elementwise, QUICK_GELU_FACTOR};
 pub use head_loss::MAX_CHUNK_LOGITS;
 pub use layer_norm::LayerNormGradients;
 pub use low_rank::{LowRank, LowRankGradients};
-pub use product::MatrixView;
+pub use matrix_view::MatrixView;
 pub use sparse::SparseRows;
 
 use crate::simd::Number;

@@ -6,7 +6,7 @@
 //! gradient `g` of `y`, the gradient of an entry is `g · W_latent`. The gradient of a table row is the sum of
 //! `z g` over its entries. Every sum is added in a fixed order.
 
-use super::product::MatrixView;
+use super::matrix_view::MatrixView;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, for_each_part, map_items};
 

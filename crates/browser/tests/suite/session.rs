@@ -132,7 +132,7 @@ fn generation_stops_at_a_new_request_or_without_a_reader() {
 #[test]
 fn several_completions_stream_on_request() {
     let session = session();
-    let body = json!({ "prompt": [PROMPT, "One day"], "n": 2, "max_tokens": 6, "seed": 4, "temperature": 1, "stream_options": null });
+    let body = json!({ "prompt": [PROMPT, "One day"], "n": 2, "max_tokens": 16, "seed": 4, "temperature": 1, "stream_options": null });
     let whole = ask(&session, "v1/completions", &body);
     let mut texts = vec![String::new(); 4];
     for chunk in chunks(&session, body) {

@@ -104,13 +104,13 @@ fn choices_match_score_continuations() {
 #[test]
 fn single_choice_is_correct_if_greedy_search_generates_it() {
     let model = built_in();
-    let prompt = model.vocabulary().encode("KING HENRY").unwrap();
+    let prompt = model.vocabulary().encode("One day").unwrap();
     let config = GenerationConfig { max_new_tokens: 3, ..GenerationConfig::default() };
     let written: String = model.text_generator(&prompt, &config).unwrap().map(Result::unwrap).collect();
     let items = vec![
-        question(&model, 0, "KING HENRY", &[&written], Some(0)),
-        question(&model, 1, "KING HENRY", &[" zebra"], Some(0)),
-        question(&model, 2, "KING HENRY", &[&written], None),
+        question(&model, 0, "One day", &[&written], Some(0)),
+        question(&model, 1, "One day", &[" zebra"], Some(0)),
+        question(&model, 2, "One day", &[&written], None),
     ];
     let found = results(&prepared(items), &model, &[]);
     assert_eq!(
@@ -235,12 +235,12 @@ fn comparison_subtracts_the_other_run() {
     let folder = tempfile::tempdir().unwrap();
     let [data, log] = ["data.jsonl", "log.jsonl"].map(|name| folder.path().join(name));
     let model = built_in();
-    let prompt = model.vocabulary().encode("KING HENRY").unwrap();
+    let prompt = model.vocabulary().encode("One day").unwrap();
     let config = GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() };
     let written: String = model.text_generator(&prompt, &config).unwrap().map(Result::unwrap).collect();
     let row = |text: &str| format!("{}\n", serde_json::json!({"text": text}));
     let (first, _) = written.rsplit_once(' ').unwrap();
-    fs::write(&data, row(&format!("KING HENRY{first}")) + &row("Speak, my good zebra")).unwrap();
+    fs::write(&data, row(&format!("One day{first}")) + &row("Speak, my good zebra")).unwrap();
     let report = |options: EvaluationOptions| {
         let plan = EvaluationOptions { data: vec![data.clone()], ..options }.check().unwrap();
         let facts = ModelFacts::of_loaded(&ModelOptions::default(), &model);

@@ -112,7 +112,7 @@ pub enum Lesson {
     People,
     /// Stories with 15% exercises, in the proportions of `PRACTICE`.
     Late,
-    /// Stories, most of them short, with 8% rows and 8% exercises on their own pages.
+    /// Stories, most of them short, with 3% rows and 8% exercises on their own pages.
     Last,
 }
 
@@ -139,7 +139,7 @@ impl Lesson {
             Self::Practice => (0, 20, PRACTICE, STORIES),
             Self::People => (15, 55, PEOPLE, STORIES),
             Self::Late => (0, 15, PRACTICE, STORIES),
-            Self::Last => (8, 8, LAST_PRACTICE, LAST_STORIES),
+            Self::Last => (3, 8, LAST_PRACTICE, LAST_STORIES),
         };
         let mut shares = vec![(Part::Rows, 100 * rows)];
         let scaled = |shares: Shares, all: u64| shares.iter().map(move |(part, share)| (*part, share * all));
@@ -304,7 +304,7 @@ mod tests {
             (Lesson::Middle, 9000),
             (Lesson::Practice, 8000),
             (Lesson::Late, 8500),
-            (Lesson::Last, 8400),
+            (Lesson::Last, 8900),
         ] {
             let shares = lesson.shares(&stories());
             let of_stories =

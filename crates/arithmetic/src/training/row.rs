@@ -3,13 +3,15 @@
 //! Taller products lay out panels of the matrix first. For one row, that would take longer than multiplying.
 //! Each output is the same sequence of additions as there, so its bits are the same.
 
-use super::{MatrixView, SLICE};
+use super::matrix_view::MatrixView;
 use crate::epilogue::Epilogue;
 use crate::fetch::fetch;
 use crate::simd::{LANES, Line, Number, Vectors, Work};
 use crate::threads::Part;
 use crate::tile::TileOutput;
 
+/// Depth per slice of a product.
+pub(super) const SLICE: usize = 256;
 /// Number of rows of the matrix that pass over the sums together.
 const ROWS: usize = 4;
 
