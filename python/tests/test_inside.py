@@ -102,6 +102,8 @@ def test_transcoder_latent_gradients_follow_the_decoder(model):
     assert list(values) == ["blocks.3.hook_resid_post", latents, error]
     np.testing.assert_allclose(gradients[error], gradients["blocks.3.hook_resid_post"], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(gradients[latents], gradients[error] @ dictionary.weight("W_dec").T, rtol=1e-3, atol=1e-4)
+    _, named, _ = model.gradients(TEXT, [latents, "blocks.3.hook_resid_post", error], dictionaries=[dictionary])
+    assert list(named) == list(values)
     _, without, _ = model.gradients(TEXT, [], dictionaries=[dictionary], error_term=False)
     assert list(without) == [latents]
 
