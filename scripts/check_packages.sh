@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Packages every published crate, builds the program in an empty folder from the packages alone, and compares
-# its output with the repository's program. Compiles only our own crates if the dependencies are already in
+# its output with the repository's program. Also runs every block of the guide for candle developers, and of the
+# front page of candle-gpt2, in a crate that depends only on the packed candle-gpt2 and on candle. Compiles only our own crates if the dependencies are already in
 # the target folder.
 # usage: scripts/check_packages.sh [--allow-dirty]   (also packages uncommitted files)
 set -euo pipefail
@@ -46,6 +47,16 @@ done
 strays=$(find "$folder" -type l -o -name tests -o -name fixtures)
 [ -z "$strays" ] || { echo "unexpected files in packages: $strays" >&2; exit 1; }
 
+mkdir -p "$folder/stranger/src"
+dependencies=$(awk '/^...toml$/ { is_on = 1; next } /^...$/ { is_on = 0 } is_on && /=/' docs/src/guides/candle.md |
+  sed "s/^\(candle-gpt2 = \).*/\1\"$version\"/")
+printf '[package]\nname = "stranger"\nversion = "0.0.0"\nedition = "2024"\n\n[dependencies]\n%s\n' "$dependencies" >"$folder/stranger/Cargo.toml"
+sed "s|\.\./crates|$PWD/crates|" docs/src/guides/candle.md >"$folder/stranger/guide.md"
+sed -n 's|^//! \{0,1\}||p' crates/gpt2/src/lib.rs | sed "s|\.\./testing|$PWD/crates/testing|" >"$folder/stranger/front-page.md"
+cat crates/gpt2/README.md >>"$folder/stranger/front-page.md"
+printf '#[doc = include_str!("../%s.md")]\nmod %s {}\n' guide guide front-page front_page >"$folder/stranger/src/lib.rs"
+(cd "$folder" && CARGO_BUILD_BUILD_DIR=$target cargo test --offline --package stranger --doc --target-dir "$target/stranger")
+
 # Shares compiled dependencies with the repository, but puts the program elsewhere.
 (cd "$folder" && CARGO_BUILD_BUILD_DIR=$target cargo build --offline --package candle-gpt2-cli --target-dir "$folder/target")
 empty=$(mktemp -d)
@@ -58,4 +69,4 @@ if [ -z "$packed" ] || [ "$packed" != "$ours" ]; then
   printf 'packed:\n%s\nours:\n%s\n' "$packed" "$ours" >&2
   exit 1
 fi
-echo "packaged ${#packages[@]} crates; the program built from them alone prints the same output as the repository's"
+echo "packaged ${#packages[@]} crates; the guide's blocks run in a crate of their own; the program built from them alone prints the same output as the repository's"
