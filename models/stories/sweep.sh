@@ -17,7 +17,7 @@ gpt2() { cargo run --quiet --release --locked -p candle-gpt2-cli -- "$@"; }
 [ -d "$out/corpus" ] || {
   rm -rf "$out/corpus.part"
   cargo run --quiet --release --locked --manifest-path models/stories/workshop/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}" \
-    -p story-generator -- corpus --stories "$stories" --seed 2000 --tokens 2500000 --out "$out/corpus.part"
+    -p story-generator -- corpus --stories "$stories" --seed 2000 --tokens 2500000 --out "$out/corpus.part" >&2
   mv "$out/corpus.part" "$out/corpus"
 }
 
@@ -28,8 +28,8 @@ size() {
   [ -f "$tokens/tokenizer.json" ] || {
     rm -rf "$tokens" "$out/tokenizer"
     echo "{\"vocab_size\": $1, \"n_positions\": 8, \"n_embd\": 4, \"n_layer\": 1, \"n_head\": 1}" > "$out/smallest.json"
-    gpt2 train --data "$out/corpus/tokenizer.jsonl" --config "$out/smallest.json" --out "$out/tokenizer" --steps 1 --batch-size 1 --held-out 0
-    gpt2 tokenize "$out/corpus/last.jsonl" --tokenizer "$out/tokenizer/tokenizer.json" --out "$tokens" --held-out 0.002
+    gpt2 train --data "$out/corpus/tokenizer.jsonl" --config "$out/smallest.json" --out "$out/tokenizer" --steps 1 --batch-size 1 --held-out 0 >&2
+    gpt2 tokenize "$out/corpus/last.jsonl" --tokenizer "$out/tokenizer/tokenizer.json" --out "$tokens" --held-out 0.002 >&2
   }
   echo "{$sizes, \"embd_pdrop\": 0, \"attn_pdrop\": 0, \"resid_pdrop\": 0}" > "$out/config.json"
   [ ! -f "$model/training-state.safetensors" ] || resume=(--resume)
