@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
+use candle_gpt2::{
+    Gpt2LMHeadModel, Gpt2Model, KvCache, LogitsFor, MultiHeadAttention, ParameterSize, Pass, Sublayer,
+};
 use candle_gpt2_generation::{
     BatchGenerator, GenerationConfig, GenerationError, LongPrompt, Request, StopReason, TokenGenerator,
     WhenFull,
@@ -342,4 +344,40 @@ fn batched_completions_equal_the_reference() {
     for (found, case) in batched(&model, &prompts, 8, &config).iter().zip(cases) {
         assert_eq!(found.0, ids(&case["ids"]));
     }
+}
+
+/// The model's own attention, in place of itself.
+#[derive(Debug)]
+struct SameAttention(MultiHeadAttention);
+
+impl Sublayer for SameAttention {
+    fn forward(
+        &self,
+        x: &Tensor,
+        cache: Option<&mut KvCache>,
+        pass: &mut Pass,
+    ) -> candle_core::Result<Tensor> {
+        let mask = pass.causal_mask();
+        self.0.forward_with(x, None, &mask, cache, pass)
+    }
+
+    fn size(&self) -> ParameterSize {
+        self.0.size()
+    }
+}
+
+#[test]
+fn models_with_an_attention_of_ones_own_generate_in_batches() {
+    let model = tiny();
+    let body = model.transformer();
+    let blocks = body.blocks().iter().cloned().map(|block| {
+        let attention = Arc::new(SameAttention(block.attn().clone()));
+        block.with_attention(attention)
+    });
+    let (wte, wpe, ln_f) = (body.wte().clone(), body.wpe().clone(), body.ln_f().clone());
+    let body = Gpt2Model::new(body.config(), wte.clone(), wpe, blocks.collect(), ln_f).unwrap();
+    let own = Gpt2LMHeadModel::new(body, wte).unwrap();
+    let config = GenerationConfig { do_sample: false, max_new_tokens: 6, ..GenerationConfig::default() };
+    let prompts = [vec![1, 2, 3], vec![7], vec![4, 5, 6, 8, 9]];
+    assert_eq!(batched(&own, &prompts, 3, &config), batched(&model, &prompts, 3, &config));
 }
