@@ -31,7 +31,7 @@ job-check() {
     leave_out "the check of spelling" "typos" "cargo install --locked typos-cli"
   fi
   if has shellcheck; then
-    step shellcheck --exclude=SC1091 scripts/*.sh scripts/bench/*.sh models/*/*.sh
+    step shellcheck --external-sources --exclude=SC1091 scripts/*.sh scripts/bench/*.sh models/*/*.sh
   else
     leave_out "the check of shell scripts" "shellcheck" "apt-get install shellcheck"
   fi

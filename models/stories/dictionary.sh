@@ -7,24 +7,14 @@
 # is resumed. With a LAYER, also writes OUT/features_LAYER.html, a page with texts that activate each feature
 # of that block. The environment can set SEED, TOKENS, STEPS, LATENTS, K and MODEL.
 set -euo pipefail
-usage() { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
-if [ $# -lt 3 ] || [ "$1" != --stories ] || [ ! -d "$2" ]; then usage; fi
-stories=$(realpath "$2")
-out=$(realpath --canonicalize-missing "$3")
+# shellcheck source=models/stories/common.sh
+source "$(dirname "$0")/common.sh"
 page=${4:-}
-cd "$(dirname "$0")/../.."
 mkdir -p "$out/transcoders"
 seed=${SEED:-1}
 model=${MODEL:-built-in}
 
-gpt2() { cargo run --quiet --release --locked -p candle-gpt2-cli -- "$@"; }
-
-[ -d "$out/corpus" ] || {
-  rm -rf "$out/corpus.part"
-  cargo run --quiet --release --locked --manifest-path models/stories/workshop/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}" \
-    -p story-generator -- corpus --stories "$stories" --seed "$((seed + 1000))" --tokens "${TOKENS:-2500000}" --out "$out/corpus.part"
-  mv "$out/corpus.part" "$out/corpus"
-}
+corpus "$((seed + 1000))" --tokens "${TOKENS:-2500000}"
 layers=$(seq 0 "$(($(sed -n 's/.*"n_layer": *\([0-9]*\).*/\1/p' models/stories/config.json) - 1))")
 
 # bf16 takes less space on the page than f16, because its low bytes compress better.

@@ -7,11 +7,9 @@
 # core-valid.txt, which is held out, in TinyStories' format (each story ends with a line <|endoftext|>).
 # Tools: sha256sum, xz.
 set -euo pipefail
-usage() { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
-if [ $# -ne 3 ] || [ "$1" != --stories ] || [ ! -d "$2" ]; then usage; fi
-stories=$(realpath "$2")
-out=$(realpath --canonicalize-missing "$3")
-cd "$(dirname "$0")/../.."
+# shellcheck source=models/stories/common.sh
+source "$(dirname "$0")/common.sh"
+[ $# -eq 3 ] || usage
 mkdir -p "$out"
 seed=${SEED:-1}
 sources=$PWD/models/stories/sources.sha256
@@ -28,17 +26,9 @@ model from stories of your own, set ANY_STORIES=1; https://huggingface.co/datase
   exit 1
 }
 
-gpt2() { cargo run --quiet --release --locked -p candle-gpt2-cli -- "$@"; }
-workshop() {
-  cargo run --quiet --release --locked --manifest-path models/stories/workshop/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}" -p "$@"
-}
 data=(--corpus "$out/corpus" --stories "$stories")
 
-[ -d "$out/corpus" ] || {
-  rm -rf "$out/corpus.part"
-  workshop story-generator -- corpus --stories "$stories" --seed "$seed" --out "$out/corpus.part"
-  mv "$out/corpus.part" "$out/corpus"
-}
+corpus "$seed"
 
 # Training creates the tokenizer from its data; one step of a tiny model suffices.
 [ -f "$out/tokenizer/tokenizer.json" ] || {

@@ -4,22 +4,13 @@
 # usage: models/stories/sweep.sh --stories DIR OUT
 # Existing files are kept, and an interrupted training is resumed. The environment can set SEED and STEPS.
 set -euo pipefail
-usage() { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
-if [ $# -ne 3 ] || [ "$1" != --stories ] || [ ! -d "$2" ]; then usage; fi
-stories=$(realpath "$2")
-out=$(realpath --canonicalize-missing "$3")
-cd "$(dirname "$0")/../.."
+# shellcheck source=models/stories/common.sh
+source "$(dirname "$0")/common.sh"
+[ $# -eq 3 ] || usage
 mkdir -p "$out"
 steps=${STEPS:-300}
 
-gpt2() { cargo run --quiet --release --locked -p candle-gpt2-cli -- "$@"; }
-
-[ -d "$out/corpus" ] || {
-  rm -rf "$out/corpus.part"
-  cargo run --quiet --release --locked --manifest-path models/stories/workshop/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}" \
-    -p story-generator -- corpus --stories "$stories" --seed 2000 --tokens 2500000 --out "$out/corpus.part" >&2
-  mv "$out/corpus.part" "$out/corpus"
-}
+corpus 2000 --tokens 2500000 >&2
 
 # size VOCABULARY WIDTH LAYERS HEADS SEED: trains one model and prints its row.
 size() {
